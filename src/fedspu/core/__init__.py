@@ -1,0 +1,1 @@
+"""The pure core: tensors in, tensors out; no files, prints, clocks or clients."""

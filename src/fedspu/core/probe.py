@@ -1,0 +1,154 @@
+"""A copy of a model on which a neuron table can be tried without harm."""
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedspu.core.layers import NORMS
+from fedspu.errors import ModelError
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+class Probe:
+    """A copy of the model in eval mode with random weights, and its example input."""
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        self.model, self.example = _copy(model), example
+        original = call(self.model, example)  # before anything is changed
+        self.shapes = [out.shape for out in flat_tensors(original)]
+        if not self.shapes:
+            raise ModelError(
+                f"the model returned a {type(original).__name__}; expected a tensor, "
+                "or a tuple, list or dict of tensors"
+            )
+        try:
+            double = copy.deepcopy(self.model).double()
+            self._randomise(double, as_double(example))
+        except RuntimeError:  # some models insist on their own precision
+            self._randomise(self.model, example)
+        self.tolerance = TOLERANCE.get(self.output[0].dtype, 1e-3)
+
+    def _randomise(self, model: nn.Module, example: Any) -> None:
+        before = {name: t.detach().clone() for name, t in all_tensors(model)}
+        for amount in (1.0, 0.1):  # all random; if that overflows, mildly disturbed
+            _disturb(model, before, amount)
+            with torch.no_grad():
+                output = flat_tensors(call(model, example))
+            if all(bool(out.isfinite().all()) for out in output):
+                break
+        self.model, self.example, self.output = model, example, output
+        self.names = {id(tensor): name for name, tensor in all_tensors(model)}
+
+    def is_unchanged(self) -> bool:
+        """Whether the model still gives the output it gave at first."""
+        with torch.no_grad():
+            now = flat_tensors(call(self.model, self.example))
+        return all(
+            bool((a - b).abs().max() <= self.tolerance * (1 + b.abs().max()))
+            for a, b in zip(now, self.output, strict=True)
+            if a.numel()
+        )
+
+    def unreached(self) -> tuple[str, ...]:
+        """Parameters that the output does not depend on, by the graph of autograd."""
+        parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
+        for parameter in parameters.values():
+            parameter.requires_grad_(parameter.is_floating_point())
+        outputs = flat_tensors(call(self.model, self.example))
+        total = sum(out.sum() for out in outputs if out.requires_grad)
+        if not isinstance(total, Tensor):
+            return tuple(parameters)
+        grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        return tuple(n for n, g in zip(parameters, grads, strict=True) if g is None)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model).eval()
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied ({error}); map_neurons works on "
+            "a deep copy, so the model must support copy.deepcopy"
+        ) from error
+
+
+def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
+    norms = {
+        id(b) for m in model.modules() if isinstance(m, NORMS) for b in m.buffers()
+    }
+    learnt = {id(parameter) for parameter in model.parameters()}
+    with torch.no_grad():
+        for name, tensor in all_tensors(model):
+            own = before[name]
+            if not own.is_floating_point() or id(tensor) not in norms | learnt:
+                continue
+            if id(tensor) in norms:  # a running variance must stay positive
+                tensor.copy_(own * (1 - amount) + amount * (0.5 + torch.rand_like(own)))
+                continue
+            fan_in = own.numel() // len(own) if own.dim() > 1 else 1
+            noise = torch.randn_like(own) / max(1, fan_in) ** 0.5
+            tensor.copy_(noise if amount == 1 else own * (1 + amount * noise))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """One thread, gradients on, and every generator put back afterwards."""
+    threads = torch.get_num_threads()
+    # The user's model may move Python's and numpy's global generators too.
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(), torch.enable_grad():
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def call(model: nn.Module, example: Any) -> Any:
+    """The model's output on an example: a tensor, a tuple or a dict of arguments."""
+    try:
+        if isinstance(example, dict):
+            return model(**example)
+        return model(*example) if isinstance(example, tuple) else model(example)
+    except (TypeError, ValueError, IndexError) as error:
+        raise ModelError(
+            f"{type(model).__name__} failed on the example input: {error}"
+        ) from error
+
+
+def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer once, under its first name, saved or not."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def flat_tensors(value: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in flat_tensors(item)]
+    return []
+
+
+def as_double(value: Any) -> Any:
+    """The same nested value with floating-point tensors in float64."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: as_double(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(as_double(item) for item in value)
+    return value

@@ -1,0 +1,179 @@
+"""A physically smaller copy of a model, for the methods that drop neurons."""
+
+import copy
+import warnings
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedspu.core.attention import SlimAttention
+from fedspu.core.neurons import Neurons
+from fedspu.core.types import Active
+from fedspu.errors import ModelError
+
+
+def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
+    """A copy of ``model`` that has only the active neurons; the rest does not exist.
+
+    Its state is ``extract(state_of(model), neurons.blocks(active))``. A group that
+    cannot be sliced stays whole, with a warning; see ``slimmable``.
+    """
+    kept = slimmable(neurons, active)
+    if whole := [name for name in kept if len(kept[name]) != len(active[name])]:
+        warnings.warn(
+            f"kept whole in the slim model, because they cannot be sliced: "
+            f"{', '.join(whole)}",
+            stacklevel=2,
+        )
+    slim = copy.deepcopy(model)
+    owners = _owners(slim)
+    heads = {
+        layer: _kept_heads(layer, path, neurons, kept)
+        for path, layer in slim.named_modules()
+        if isinstance(layer, nn.MultiheadAttention)
+    }
+    names = [*slim.named_parameters(), *slim.named_buffers()]
+    for name, tensor in names:
+        smaller = _slice(name, tensor, neurons, kept)
+        if smaller is not None:
+            for table, key in owners[id(tensor)]:
+                table[key] = smaller
+    for layer in slim.modules():
+        resize(layer)
+    for layer, kept_heads in heads.items():
+        if kept_heads is not None or layer.out_proj.weight.shape[0] != layer.embed_dim:
+            everyone = torch.arange(layer.num_heads)
+            SlimAttention.shrink(layer, everyone if kept_heads is None else kept_heads)
+    return slim
+
+
+def slimmable(neurons: Neurons, active: Active) -> Active:
+    """``active``, plus all neurons of the groups that no slim model can do without."""
+    return {
+        group.name: active[group.name] if group.slim else torch.arange(group.size)
+        for group in neurons.groups
+    }
+
+
+def _owners(model: nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
+    """For each tensor every table it is kept in: shared ones are kept in several."""
+    owners: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for layer in model.modules():
+        for table in (layer._parameters, layer._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    owners.setdefault(id(tensor), []).append((table, key))
+    return owners
+
+
+def _slice(name: str, tensor: Tensor, neurons: Neurons, kept: Active) -> Tensor | None:
+    """The kept part of one tensor; None where it stays as it is."""
+    smaller = tensor.detach()
+    for dim in range(tensor.dim()):
+        owners = neurons.positions(name, dim)
+        dropped = [
+            rows[_others(kept[group.name], group.size)].flatten()
+            for group, rows in owners
+            if len(kept[group.name]) < group.size
+        ]
+        if dropped:
+            stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
+            stays[torch.cat(dropped)] = False
+            smaller = smaller.index_select(
+                dim, stays.nonzero().flatten().to(tensor.device)
+            )
+    if smaller.shape == tensor.shape:
+        return None
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(smaller, requires_grad=tensor.requires_grad)
+    return smaller
+
+
+def _others(active: Tensor, size: int) -> Tensor:
+    is_frozen = torch.ones(size, dtype=torch.bool)
+    is_frozen[active] = False
+    return is_frozen.nonzero().flatten()
+
+
+def _kept_heads(
+    layer: nn.MultiheadAttention, path: str, neurons: Neurons, kept: Active
+) -> Tensor | None:
+    """The heads of an attention layer that are left; None if all are."""
+    name = f"{path}.out_proj.weight".lstrip(".")
+    for group, _ in neurons.positions(name, 1):
+        if len(kept[group.name]) < group.size:
+            if group.size != layer.num_heads:
+                raise ModelError(f"{group.name}: its neurons are not whole heads")
+            return kept[group.name]
+    return None
+
+
+# Sizes that layers keep beside their tensors ------------------------------------------
+
+
+@singledispatch
+def resize(layer: Any) -> None:
+    """Make the sizes that a sliced layer keeps agree with its tensors.
+
+    One function for each kind of layer that keeps any.
+    """
+
+
+@resize.register
+def _(layer: nn.Linear) -> None:
+    layer.out_features, layer.in_features = layer.weight.shape
+
+
+@resize.register
+def _(layer: nn.Embedding) -> None:
+    layer.num_embeddings, layer.embedding_dim = layer.weight.shape
+
+
+@resize.register(nn.modules.conv._ConvNd)
+def _(layer: nn.modules.conv._ConvNd) -> None:
+    rows, per_group = layer.weight.shape[:2]
+    if layer.groups == layer.in_channels > 1:  # depthwise
+        multiple = layer.out_channels // layer.in_channels
+        layer.groups = rows if layer.transposed else rows // multiple
+        layer.in_channels = layer.groups
+        layer.out_channels = layer.groups * multiple
+    elif layer.transposed:
+        layer.in_channels, layer.out_channels = rows, per_group * layer.groups
+    else:
+        layer.in_channels, layer.out_channels = per_group * layer.groups, rows
+
+
+@resize.register(nn.modules.batchnorm._NormBase)
+def _(layer: nn.modules.batchnorm._NormBase) -> None:
+    tensor = layer.weight if layer.weight is not None else layer.running_mean
+    if tensor is not None:
+        layer.num_features = len(tensor)
+
+
+@resize.register
+def _(layer: nn.GroupNorm) -> None:
+    if layer.weight is not None:
+        layer.num_channels = len(layer.weight)
+
+
+@resize.register(nn.LayerNorm)
+@resize.register(nn.RMSNorm)
+def _(layer: Any) -> None:
+    if layer.weight is not None:
+        layer.normalized_shape = tuple(layer.weight.shape)
+
+
+@resize.register
+def _(layer: nn.PReLU) -> None:
+    layer.num_parameters = len(layer.weight)
+
+
+@resize.register
+def _(layer: nn.RNNBase) -> None:
+    if layer.proj_size:
+        return
+    first, hidden = layer.all_weights[0][:2]
+    layer.input_size, layer.hidden_size = first.shape[1], hidden.shape[1]
+    layer._init_flat_weights()

@@ -1,0 +1,97 @@
+"""Local epochs: train a model's active neurons on one client's examples."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedspu.core.neurons import Neurons
+from fedspu.core.partial import Mode, partial_training
+from fedspu.core.types import Active
+from fedspu.errors import SettingsError, TrainingError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a client trains."""
+
+    epochs: int = 5
+    batch_size: int = 16
+    lr: float = 0.1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    gradient: Mode = "exact"
+
+
+def train(
+    model: nn.Module,
+    neurons: Neurons,
+    active: Active,
+    x: Tensor,
+    y: Tensor,
+    recipe: Recipe,
+    rng: np.random.Generator,
+) -> float:
+    """Train the active neurons in place; the mean loss over all examples and epochs.
+
+    The loss is the one seen while training (Eq. 5's training error): an example counts
+    with the weights it met.
+    """
+    model.train()
+    total, count = 0.0, 0
+    with partial_training(model, neurons, active, recipe.gradient) as trainable:
+        optimizer = make_optimizer(trainable, recipe)
+        for _ in range(recipe.epochs):
+            for batch in batches(len(x), recipe.batch_size, rng):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x[batch]), y[batch])
+                loss.backward()
+                optimizer.step()
+                total += float(loss.detach()) * len(batch)
+                count += len(batch)
+            if not isfinite(total):
+                raise TrainingError(
+                    f"the training loss is {total}; lower train.lr (it is {recipe.lr})"
+                )
+    return total / count
+
+
+def batches(
+    num_examples: int, batch_size: int, rng: np.random.Generator
+) -> Iterator[Tensor]:
+    """The positions of one epoch's examples in random order, batch by batch.
+
+    A last batch of one joins the one before: a batch norm cannot train on one example.
+    """
+    order = torch.from_numpy(rng.permutation(num_examples))
+    starts = list(range(0, num_examples, batch_size))
+    if len(starts) > 1 and num_examples - starts[-1] == 1:
+        starts.pop()
+    for start, end in zip(starts, [*starts[1:], num_examples], strict=True):
+        yield order[start:end]
+
+
+def make_optimizer(trainable: list[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer a recipe names, new for every round."""
+    given: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(trainable, momentum=recipe.momentum, **given)
+    if recipe.optimizer in OPTIMIZERS:
+        return OPTIMIZERS[recipe.optimizer](trainable, **given)
+    raise SettingsError(
+        f"train.optimizer = {recipe.optimizer!r}: expected one of "
+        f"{', '.join(sorted(OPTIMIZERS))}"
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}

@@ -1,0 +1,35 @@
+"""Every error that a user of fedspu can cause or mend.
+
+FedSPUError
+├── SettingsError      a setting, flag or configuration file
+├── DataError          a data set, or what a client was given of it
+├── ModelError         a model: its shape, its neurons, its output
+├── TrainingError      local training went wrong: a loss that is not a number
+└── StorageError       a run folder: in use, missing, unreadable, disk full
+
+The command line prints one of these as a single line and exits with 2.
+"""
+
+
+class FedSPUError(Exception):
+    """Base of all errors whose message alone tells the user what to do."""
+
+
+class SettingsError(FedSPUError):
+    """A setting has a value that cannot be used."""
+
+
+class DataError(FedSPUError):
+    """The data cannot be read, or cannot be divided as asked."""
+
+
+class ModelError(FedSPUError):
+    """The model cannot be used as it is."""
+
+
+class TrainingError(FedSPUError):
+    """Local training cannot go on."""
+
+
+class StorageError(FedSPUError):
+    """A run folder cannot be read or written."""

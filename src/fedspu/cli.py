@@ -1,0 +1,407 @@
+"""The ``fedspu`` command: settings in, a run played, a report out.
+
+Exit codes: 0 done; 2 the user's mistake, one clear line; 1 ours, with its traceback;
+130 interrupted.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+from fedspu import settings as setting
+from fedspu.errors import FedSPUError, SettingsError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Personalized federated learning for devices of unequal strength.\n\n"
+    "Start with [bold]fedspu run[/bold]: FedSPU on handwritten digits, under a minute.",
+)
+
+
+def main() -> None:
+    """Run the command, and end with the right exit code."""
+    try:
+        with _plain_warnings():
+            app(standalone_mode=False)
+    except FedSPUError as error:
+        _complain(str(error))
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted")
+        sys.exit(130)
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_plain(text)}")
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show a warning as one line, without the place in the code."""
+
+    def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(f"[yellow]warning:[/] {_plain(str(message))}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+# Flags that several commands share --------------------------------------------------
+
+Config = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml]", help="A whole experiment, as TOML."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting by its dotted name; may be repeated. "
+        "For example --set train.momentum=0.9",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+_FLAGS = {
+    "data": "data.name",
+    "alpha": "data.alpha",
+    "data_dir": "data.dir",
+    "model": "model",
+    "clients": "clients.number",
+    "per_round": "clients.per_round",
+    "capacities": "clients.capacities",
+    "rounds": "rounds",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "lr": "train.lr",
+    "early_stopping": "early_stopping.on",
+    "seed": "seed",
+    "device": "device",
+    "method": "method.name",
+    "out": "out",
+}
+"""Flag -> the setting it stands for."""
+
+
+def _numbers(text: str | None, name: str) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{name} {text}: expected numbers separated by commas, like 0.2,0.4,1"
+        ) from None
+
+
+def _given(config: Path | None, overrides: list[str] | None, **flags: Any) -> Any:
+    """Settings by name: the file's, then --set, then the flags."""
+    given = dict(setting.flatten(setting.read_toml(config) if config else {}))
+    pairs = (setting.parse_override(text) for text in overrides or [])
+    given.update({setting.SHORT_FORMS.get(key, key): value for key, value in pairs})
+    flags = {_FLAGS[name]: v for name, v in flags.items() if v is not None}
+    return {**given, **flags}
+
+
+# Commands ---------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    config: Config = None,
+    set_: Set = None,
+    method: Annotated[
+        str | None, typer.Option(help="fedspu, local, fedavg: see fedspu methods.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="digits, or your own: arrays:FILE.npz (x, y).")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Lower: clients' labels differ more.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data files lie.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A built-in name, or package.module:build of your own."),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many there are.")] = None,
+    per_round: Annotated[int | None, typer.Option(help="How many a round.")] = None,
+    capacities: Annotated[
+        str | None,
+        typer.Option(help="Each cluster's share p of neurons, like 0.2,0.6,1."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs a round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    early_stopping: Annotated[
+        bool | None,
+        typer.Option(help="A client leaves once it no longer gains (Algorithm 2)."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="One seed, the same bits.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; default: a new one in runs/.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with an interrupted run; no other flag is needed."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Play one federated run: live progress, a run folder, a short table.
+
+    [bold]Examples[/bold]
+
+    fedspu run
+
+    fedspu run --method local --seed 1 --rounds 20
+
+    fedspu run --early-stopping --capacities 0.2,0.5,1
+
+    fedspu run --model mypackage.mymodule:build --data arrays:my.npz --lr 0.01
+
+    fedspu run experiment.toml --set train.momentum=0.9
+
+    fedspu run --resume runs/digits-fedspu-seed-0
+    """
+    from fedspu import simulation
+    from fedspu.reports.display import Display
+    from fedspu.reports.tables import run_table
+
+    flags = {
+        "method": method,
+        "data": data,
+        "alpha": alpha,
+        "data_dir": data_dir,
+        "model": model,
+        "clients": clients,
+        "per_round": per_round,
+        "capacities": _numbers(capacities, "--capacities"),
+        "rounds": rounds,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "early_stopping": early_stopping,
+        "seed": seed,
+        "device": device,
+        "out": out,
+    }
+    given = _given(config, set_, **flags)
+    if resume is not None and given:
+        raise SettingsError(
+            f"--resume goes on with the settings in {resume}/settings.toml; "
+            f"{next(iter(given))} cannot be changed on the way"
+        )
+    if resume is None and "out" not in given:
+        given["out"] = str(_new_folder(given))
+    path = resume if resume is not None else Path(given["out"])
+    with Display("", is_quiet=as_json) as display, _saying_how_to_go_on(path):
+        if resume is not None:
+            result = simulation.resume(resume, watch=display.watch)
+        else:
+            result = simulation.simulate(given, watch=display.watch)
+    if as_json:
+        typer.echo(json.dumps(result.summary, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    console.print(run_table(result.summary))
+    console.print(f"Results and models: {path}")
+    console.print(f"Next: {_suggest(result.summary)}")
+
+
+def _new_folder(given: dict[str, Any]) -> Path:
+    """A folder in runs/ that is not there yet, named by what makes a run its own."""
+    data = Path(str(given.get("data.name", "digits")).replace(":", "-")).stem
+    name = "-".join(
+        (
+            data,
+            str(given.get("method.name", "fedspu")),
+            f"seed-{given.get('seed', 0)}",
+        )
+    )
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return path
+
+
+@contextmanager
+def _saying_how_to_go_on(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (path / "checkpoint" / "federation.json").exists():
+            from fedspu.federation.store import read_index
+
+            saved = read_index(path)["round"]
+            _complain(
+                f"interrupted; rounds up to {saved} are saved. Go on with "
+                f"`fedspu run --resume {path}`"
+            )
+            sys.exit(130)
+        raise
+
+
+def _suggest(summary: dict[str, Any]) -> str:
+    seed = summary["seed"]
+    if summary["method"] == "fedspu":
+        return f"`fedspu run --method local --seed {seed}`: every client alone"
+    return f"`fedspu run --method fedspu --seed {seed}`: the same clients with FedSPU"
+
+
+@app.command()
+def compare(
+    config: Config = None,
+    methods: Annotated[
+        str, typer.Option(help="Names separated by commas: see fedspu methods.")
+    ] = "fedspu,local",
+    alphas: Annotated[
+        str | None, typer.Option(help="Like 0.1,0.5,1; default: the experiment's own.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Like 0,1,2.")] = "0,1,2",
+    out: Annotated[Path, typer.Option(help="A folder for all the runs.")] = Path(
+        "runs/compare"
+    ),
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Play several methods on the same clients, and print one table.
+
+    Every run has its folder in --out. Called again, only what is missing is played.
+
+    [bold]Examples[/bold]
+
+    fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
+
+    fedspu compare experiment.toml --methods fedspu,fedavg,local --alphas 0.1,1
+    """
+    from fedspu import comparison, simulation
+    from fedspu.reports.display import Display
+    from fedspu.reports.tables import compare_rows, rich_table
+
+    given = _given(config, set_)
+    listed = _numbers(alphas, "--alphas")
+    if listed is None:
+        listed = [simulation.lay_out(given).settings.data.alpha]
+    displays: list[Display] = []
+
+    def begin(cell: comparison.Cell, is_done: bool) -> simulation.Watch | None:
+        for before in displays:
+            before.__exit__(None, None, None)
+        display = Display(cell.name, is_quiet=as_json or is_done)
+        displays[:] = [display.__enter__()]
+        return display.watch
+
+    try:
+        summaries = comparison.compare(
+            given,
+            methods=[name.strip() for name in methods.split(",")],
+            alphas=listed,
+            seeds=[int(number) for number in _numbers(seeds, "--seeds") or []],
+            out=out,
+            begin=begin,
+        )
+    except KeyboardInterrupt:
+        _complain("interrupted; the same command goes on where it was")
+        sys.exit(130)
+    finally:
+        for last in displays:
+            last.__exit__(None, None, None)
+    if as_json:
+        typer.echo(json.dumps(summaries, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    console.print(rich_table(compare_rows(summaries)))
+    console.print("± is the 95 % interval of the mean over seeds (Student's t).")
+    console.print(f"Runs, comparison.md and comparison.json: {out}")
+
+
+@app.command()
+def neurons(
+    model: Annotated[
+        str, typer.Argument(help="A built-in name, or package.module:build.")
+    ],
+    shape: Annotated[
+        str | None,
+        typer.Option("--input", help="Shape of one example, like 3,32,32."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Take the example from this data set instead.")
+    ] = None,
+    p: Annotated[
+        str, typer.Option(help="Shares of neurons to count for.")
+    ] = "0.2,0.4,0.6,0.8,1",
+    as_json: Json = False,
+) -> None:
+    """Print a model's neuron groups, and how much of it is active at each p.
+
+    Every group was proved: permuting its neurons leaves the model's output unchanged.
+    What could not be proved is always active, and named.
+
+    [bold]Examples[/bold]
+
+    fedspu neurons cifar10
+
+    fedspu neurons mypackage.mymodule:build --input 1,16000
+    """
+    from fedspu.core.mapping import map_neurons
+    from fedspu.reports.neurons import active_counts, model_and_example, neuron_tables
+
+    shares = _numbers(p, "--p") or []
+    table = map_neurons(*model_and_example(model, shape, data))
+    counts = active_counts(table, shares)
+    if as_json:
+        found = {"groups": [asdict(group) for group in table.groups]}
+        typer.echo(json.dumps({**found, "active": counts}, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    for part in neuron_tables(table, counts):
+        console.print(part)
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods: what each sends, trains, keeps and is judged by."""
+    from fedspu.methods import METHODS
+    from fedspu.reports.tables import rich_table
+
+    columns = ("the server sends", "a client trains", "it keeps", "it is judged by")
+    rows = [
+        {
+            "method": m.name,
+            **dict(zip(columns, m.in_words, strict=True)),
+            "from": m.reference,
+        }
+        for m in METHODS.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    Console().print(rich_table(rows))
+
+
+if __name__ == "__main__":
+    main()

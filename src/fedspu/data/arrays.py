@@ -1,0 +1,104 @@
+"""The user's own examples: arrays x and y, from an .npz file or from memory."""
+
+import zlib
+from pathlib import Path
+from zipfile import BadZipFile, is_zipfile
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedspu.data.dataset import Dataset, check
+from fedspu.errors import DataError
+
+WANTED = "expected an .npz file with arrays x (examples) and y (class numbers)"
+
+
+def read(file: Path) -> Dataset:
+    """The data set in an .npz file; nothing in the file is executed."""
+    try:
+        with file.open("rb") as opened:
+            is_npz = is_zipfile(opened)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}; {WANTED}") from None
+    if not is_npz:
+        raise DataError(f"{file} is not an .npz file; {WANTED}")
+
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            missing = {"x", "y"} - set(arrays.files)
+            if missing:
+                found = ", ".join(arrays.files) or "nothing"
+                raise DataError(f"{file} holds {found}; {WANTED}")
+            x, y = arrays["x"], arrays["y"]
+    # Object arrays are a ValueError, damage is any of the others.
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise DataError(f"{file} cannot be read ({error}); {WANTED}") from None
+    return from_arrays(x, y, name=str(file))
+
+
+def from_arrays(
+    x: ArrayLike | Tensor, y: ArrayLike | Tensor, name: str = "arrays"
+) -> Dataset:
+    """The data set of arrays or tensors held in memory.
+
+    In ``x``, uint8 is taken for pixels and divided by 255 (grey images get a channel
+    axis), other integers for tokens and kept, floats for ready inputs and kept. The
+    classes are 0 to the largest label.
+    """
+    labels = _labels(_array(y), name)
+    dataset = Dataset(
+        name=name,
+        x=_examples(_array(x), name),
+        y=labels,
+        num_classes=int(labels.max()) + 1 if len(labels) > 0 else 0,
+    )
+    check(dataset)
+    return dataset
+
+
+def _array(values: ArrayLike | Tensor) -> NDArray[np.generic]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        # NumPy knows no bfloat16, and x ends as float32 anyway.
+        values = values.float() if values.is_floating_point() else values
+        return np.asarray(values.numpy())
+    return np.asarray(values)
+
+
+def _examples(x: NDArray[np.generic], name: str) -> Tensor:
+    if x.ndim < 2:
+        raise DataError(
+            f"{name}: x has shape {x.shape}; expected one row per example, (n, ...)"
+        )
+    if x.dtype == np.uint8:
+        pixels = torch.from_numpy(x.astype(np.float32)) / 255
+        return pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
+    if np.issubdtype(x.dtype, np.integer):
+        return torch.from_numpy(x.astype(np.int64))
+    if np.issubdtype(x.dtype, np.floating):
+        with np.errstate(over="ignore"):  # what float32 cannot hold, check() reports
+            return torch.from_numpy(x.astype(np.float32))
+    raise DataError(
+        f"{name}: x holds {x.dtype}; expected uint8 pixels, integer tokens or floats"
+    )
+
+
+def _labels(y: NDArray[np.generic], name: str) -> Tensor:
+    if not np.issubdtype(y.dtype, np.integer):
+        raise DataError(
+            f"{name}: y holds {y.dtype}; expected integers, the class numbers"
+        )
+    if y.ndim != 1:
+        raise DataError(
+            f"{name}: y has shape {y.shape}; expected a class number per example, (n,)"
+        )
+    labels = torch.from_numpy(y.astype(np.int64))
+    if len(labels) > 0 and labels.min() < 0:
+        first = int((labels < 0).nonzero()[0])
+        raise DataError(
+            f"{name}: y[{first}] = {int(labels[first])}; "
+            "expected class numbers from 0 upwards"
+        )
+    return labels

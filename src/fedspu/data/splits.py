@@ -1,0 +1,73 @@
+"""What a client does with its examples: train, validate, test."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedspu.errors import DataError, SettingsError
+
+Indices = NDArray[np.int64]
+
+SPLITS = {
+    "three-way": "70 % to train, 15 % to validate, 15 % to test",
+    "paper": "70 % to train, and the same 30 % to validate and to test",
+}
+
+MIN_EXAMPLES = 3  # one for each part
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One client's examples by use, as sorted indices into the data set."""
+
+    train: Indices
+    val: Indices
+    test: Indices
+
+
+def split(
+    indices: Indices,
+    labels: NDArray[np.integer],
+    kind: str,
+    rng: np.random.Generator,
+) -> Split:
+    """Split one client's examples, with every part's labels alike.
+
+    ``labels`` are those of the whole data set; ``indices`` are the client's own. The
+    training part has of each class what is due to it, rounded up or down, and so have
+    validation and test of what is held out.
+    """
+    if kind not in SPLITS:
+        known = ", ".join(sorted(SPLITS))
+        raise SettingsError(f"data.split = {kind!r}: expected one of {known}")
+    n = len(indices)
+    if n < MIN_EXAMPLES:
+        raise DataError(
+            f"a client has {n} examples: expected at least {MIN_EXAMPLES}, to train, "
+            "validate and test; raise data.min_examples or lower clients.number"
+        )
+
+    # Class by class, so that evenly spaced examples have the labels in proportion.
+    shuffled = rng.permutation(indices)
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    num_held = n - (7 * n + 5) // 10  # 30 %, rounded, in whole numbers
+    if kind == "paper":
+        train, held = map(np.sort, _spaced(by_class, num_held, rng))
+        return Split(train, val=held, test=held)
+    train, held = _spaced(by_class, max(num_held, 2), rng)
+    # Of an odd number, the test part has the larger half.
+    val, test = _spaced(held, (len(held) + 1) // 2, rng)
+    return Split(np.sort(train), np.sort(val), np.sort(test))
+
+
+def _spaced(
+    values: Indices, num_taken: int, rng: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """What is left, and ``num_taken`` evenly spaced values from a random start.
+
+    Any run of r neighbours loses its share r * num_taken / n, rounded up or down.
+    """
+    n = len(values)
+    taken = (rng.integers(n) + n * np.arange(num_taken)) // num_taken
+    return np.delete(values, taken), values[taken]

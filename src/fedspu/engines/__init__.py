@@ -1,0 +1,1 @@
+"""Ways to carry a request to a client, and its reply back."""

@@ -1,0 +1,1 @@
+"""The round, written once for every method and every engine."""

@@ -1,0 +1,204 @@
+"""Request and Reply: all that crosses between server and client, as bytes.
+
+A message is a header, positions and values. Values are the payload's blocks one after
+the other, in the order of the neuron table, which both sides have; positions say which
+neurons are active: as a bitmap, or as the random stream they were drawn from, whichever
+is shorter. Nothing else is sent, and what is counted is the length of what is sent.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedspu.core.active import choose_random
+from fedspu.core.streams import KEY_BYTES, generator
+from fedspu.core.types import Active, Blocks, Payload, State
+from fedspu.errors import ModelError
+from fedspu.federation.plan import Plan
+from fedspu.methods.method import Offer
+
+
+@dataclass(frozen=True)
+class Request:
+    """The server's word to one client: this round, this offer, these values."""
+
+    round: int
+    client: int
+    offer: Offer | None  # None: nothing is exchanged
+    payload: Payload
+    initial: State | None  # w0, at first contact
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's answer: the values of what it trained, counts and losses."""
+
+    active: Active | None
+    payload: Payload
+    num_examples: int
+    train_loss: float
+    val_loss: float | None  # None without early stopping
+    has_stopped: bool
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A serialised message, in parts that are counted apart."""
+
+    header: bytes
+    positions: bytes
+    values: bytes
+    initial: bytes = b""
+
+    @property
+    def index_bytes(self) -> int:
+        """All that is sent beside values."""
+        return len(self.header) + len(self.positions)
+
+
+_REQUEST = struct.Struct("<II?")
+_REPLY = struct.Struct("<I??dd")
+_BITMAP, _STREAM, _SAME = b"b", b"s", b"="
+
+
+def pack_request(plan: Plan, request: Request) -> Packet:
+    """Serialise a request."""
+    positions = b""
+    if request.offer is not None:
+        positions = _pack_active(plan, request.offer.active, request.offer.key)
+    return Packet(
+        header=_REQUEST.pack(request.round, request.client, request.offer is not None),
+        positions=positions,
+        values=_pack_values(request.payload),
+        initial=_pack_values(_initial_values(plan, request.initial)),
+    )
+
+
+def unpack_request(plan: Plan, packet: Packet) -> Request:
+    """Read a request again, from its bytes and the plan alone."""
+    round, client, has_offer = _REQUEST.unpack(packet.header)
+    offer, payload = None, {}
+    if has_offer:
+        offer = _unpack_active(plan, packet.positions, client)
+        payload = _unpack_values(plan, plan.travelling(offer.active), packet.values)
+    initial = None
+    if packet.initial:
+        whole = plan.neurons.blocks(plan.neurons.everything())
+        initial = {**plan.initial, **_unpack_values(plan, whole, packet.initial)}
+    return Request(round, client, offer, payload, initial)
+
+
+def pack_reply(plan: Plan, reply: Reply, offer: Offer | None) -> Packet:
+    """Serialise a reply to a request with this offer."""
+    positions = b""
+    if reply.active is not None:
+        is_same = offer is not None and _equal(reply.active, offer.active)
+        positions = _SAME if is_same else _pack_active(plan, reply.active, None)
+    val_loss = float("nan") if reply.val_loss is None else reply.val_loss
+    return Packet(
+        header=_REPLY.pack(
+            reply.num_examples,
+            reply.has_stopped,
+            reply.val_loss is not None,
+            reply.train_loss,
+            val_loss,
+        ),
+        positions=positions,
+        values=_pack_values(reply.payload),
+    )
+
+
+def unpack_reply(plan: Plan, packet: Packet, client: int, offer: Offer | None) -> Reply:
+    """Read a reply again; ``offer`` is what the server had sent."""
+    num_examples, has_stopped, has_val, train_loss, val_loss = _REPLY.unpack(
+        packet.header
+    )
+    active, payload = None, {}
+    if packet.positions:
+        if packet.positions == _SAME:
+            assert offer is not None
+            active = offer.active
+        else:
+            active = _unpack_active(plan, packet.positions, client).active
+        payload = _unpack_values(plan, plan.travelling(active), packet.values)
+    return Reply(
+        active=active,
+        payload=payload,
+        num_examples=num_examples,
+        train_loss=train_loss,
+        val_loss=val_loss if has_val else None,
+        has_stopped=has_stopped,
+    )
+
+
+def _pack_active(plan: Plan, active: Active, key: bytes | None) -> bytes:
+    bits = [
+        np.isin(np.arange(group.size), active[group.name].numpy())
+        for group in plan.neurons.groups
+    ]
+    flat = np.concatenate(bits) if bits else np.zeros(0, dtype=bool)
+    bitmap = np.packbits(flat).tobytes()
+    if key is not None and len(key) < len(bitmap):
+        return _STREAM + key
+    return _BITMAP + bitmap
+
+
+def _unpack_active(plan: Plan, positions: bytes, client: int) -> Offer:
+    kind, rest = positions[:1], positions[1:]
+    if kind == _STREAM:
+        if len(rest) != KEY_BYTES:
+            raise ModelError(f"a stream's key has {KEY_BYTES} bytes; got {len(rest)}")
+        p = plan.capacity(client)
+        return Offer(choose_random(plan.neurons, p, generator(rest)), rest)
+    sizes = [group.size for group in plan.neurons.groups]
+    bits = np.unpackbits(np.frombuffer(rest, np.uint8), count=sum(sizes)).astype(bool)
+    parts = np.split(bits, np.cumsum(sizes)[:-1]) if sizes else []
+    return Offer(
+        {
+            group.name: torch.from_numpy(part.nonzero()[0])
+            for group, part in zip(plan.neurons.groups, parts, strict=True)
+        }
+    )
+
+
+def _equal(a: Active, b: Active) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _initial_values(plan: Plan, initial: State | None) -> Payload:
+    """What of w0 a client cannot know: its travelling tensors."""
+    if initial is None:
+        return {}
+    return {name: initial[name] for name in plan.neurons.shapes}
+
+
+def _pack_values(payload: Payload) -> bytes:
+    return b"".join(
+        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for tensor in payload.values()
+    )
+
+
+def _unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
+    memory = torch.frombuffer(bytearray(values), dtype=torch.uint8)
+    payload: Payload = {}
+    start = 0
+    for name, where in blocks.items():
+        like = plan.initial[name]
+        shape = [
+            n if axis is None else len(axis)
+            for n, axis in zip(like.shape, where, strict=True)
+        ]
+        length = like.element_size() * int(np.prod(shape))
+        payload[name] = _tensor(memory[start : start + length], like, shape)
+        start += length
+    if start != len(values):
+        raise ModelError(f"a message of {len(values)} bytes; expected {start}")
+    return payload
+
+
+def _tensor(raw: Tensor, like: Tensor, shape: list[int]) -> Tensor:
+    return raw.clone().view(like.dtype).view(shape)

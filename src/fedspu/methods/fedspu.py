@@ -1,0 +1,29 @@
+"""FedSPU: random neurons train each round; the others stay frozen and personal.
+
+Niu, Dong and Qin, "FedSPU: Personalized Federated Learning for Resource-Constrained
+Devices with Stochastic Parameter Update", AAAI 2025. Departs from the paper nowhere.
+"""
+
+from fedspu.core.blocks import merge
+from fedspu.methods.method import (
+    Method,
+    personal_model,
+    random_neurons,
+    what_was_offered,
+)
+
+fedspu = Method(
+    name="fedspu",
+    reference="Niu, Dong and Qin, AAAI 2025",
+    offer=random_neurons,
+    start=merge,
+    keep=what_was_offered,
+    judge=personal_model,
+    keeps_own=True,
+    in_words=(
+        "a random fraction p of every layer's neurons, new each round",
+        "those neurons; the others are frozen",
+        "a full model of its own",
+        "its own model",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Tables and displays of finished or running runs."""

@@ -1,0 +1,76 @@
+"""How a run shows while it is played: a live bar on a terminal, else plain lines."""
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from fedspu.federation.plan import Plan
+from fedspu.federation.run import RoundReport
+from fedspu.reports.tables import percent, size
+
+
+class Display:
+    """Watches a run; use as a context, and hand ``watch`` to the run."""
+
+    def __init__(self, label: str, is_quiet: bool = False) -> None:
+        self.label, self.is_quiet = label, is_quiet
+        self.console = Console(stderr=True)
+        self.exchanged = 0
+        self._task: TaskID | None = None
+        self._bar: Progress | None = None
+        if self.console.is_terminal and not is_quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[news]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+
+    def __enter__(self) -> "Display":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def watch(self, plan: Plan, report: RoundReport) -> None:
+        """Show one round."""
+        costs = [answer.cost for answer in report.answers.values()]
+        self.exchanged += sum(cost.bytes_down + cost.bytes_up for cost in costs)
+        stopped = len(report.federation.stopped)
+        going = plan.num_clients - stopped
+        news = "  ".join(
+            (
+                f"personal {percent(report.accuracies.personal_mean)}",
+                f"global {percent(report.accuracies.global_)}",
+                f"clients {going} on, {stopped} stopped",
+                size(self.exchanged),
+            )
+        )
+        t, rounds = report.federation.round, plan.settings.rounds
+        label = f"{self.label} round".lstrip()
+        if self._bar:
+            if self._task is None:
+                self._task = self._bar.add_task(
+                    label, total=rounds, completed=t - 1, news=""
+                )
+            self._bar.update(self._task, completed=t, news=news)
+        elif not self.is_quiet:
+            print(f"{label} {t}/{rounds}  {news}", file=sys.stderr)  # noqa: T201  # this is the display

@@ -1,0 +1,173 @@
+"""Results as text: numbers with their units, intervals, and tables of runs."""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+PAPER_GB = 1000 * 2**20
+"""The paper's "GB" are 1000 x 2^20 bits (docs/paper.md, Table 3)."""
+
+# Student's t, two-sided 95 %, for 1, 2, … degrees of freedom.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage; a dash if there is none."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def size(num_bytes: float) -> str:
+    """A number of bytes, readable."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time span, readable."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
+
+
+def paper_gb(num_bytes: float) -> str:
+    """A number of bytes in the unit of the paper's Table 3."""
+    return f"{8 * num_bytes / PAPER_GB:.3g}"
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Half the width of the 95 % interval of the mean, by Student's t."""
+    n = len(values)
+    if n < 2:
+        return None
+    middle = mean(values)
+    variance = sum((value - middle) ** 2 for value in values) / (n - 1)
+    return _t95(n - 1) * sqrt(variance / n)
+
+
+def _t95(freedom: int) -> float:
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    return 1.96 + 2.4 / freedom  # within .003 of the true value from 10 on
+
+
+def mean_percent(values: Sequence[float | None]) -> str:
+    """Mean and 95 % interval of shares, as percentages."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    half = half_interval(known)
+    middle = f"{100 * mean(known):.1f}"
+    return f"{middle} %" if half is None else f"{middle} ± {100 * half:.1f} %"
+
+
+def run_table(summary: Mapping[str, Any]) -> Table:
+    """The end of one run: how well it did, and what it cost."""
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+
+    table.add_row(
+        "personal accuracy",
+        percent(summary["personal_accuracy"]),
+        "mean over clients, each on its own test examples",
+    )
+    for p, accuracy in summary["personal_accuracy_by_capacity"].items():
+        table.add_row(f"  clients with p = {p}", percent(accuracy))
+    table.add_row(
+        "  took part at all",
+        percent(summary["participating_accuracy"]),
+        f"{summary['participating_clients']} clients",
+    )
+    if summary["global_accuracy"] is not None:
+        table.add_row(
+            "global accuracy",
+            percent(summary["global_accuracy"]),
+            "the server's model on the same examples",
+        )
+    exchanged = summary["bytes_down"] + summary["bytes_up"]
+    table.add_row(
+        "exchanged",
+        size(exchanged),
+        f"{exchanged:,} bytes, {paper_gb(exchanged)} of the paper's GB; "
+        f"positions {size(summary['index_bytes'])}, first model "
+        f"{size(summary['bytes_initial'])}",
+    )
+    table.add_row(
+        "training time",
+        duration(summary["train_seconds"]),
+        f"all clients; {duration(summary['critical_seconds'])} if each had a device",
+    )
+    stopped = summary["stopped_clients"]
+    rounds = str(summary["rounds_played"])
+    table.add_row(
+        "rounds", rounds, f"{stopped} clients stopped early" if stopped else ""
+    )
+    if summary["split"] == "paper":
+        table.add_row(
+            "note", "", "validation and test examples are the same, as in the paper"
+        )
+    return table
+
+
+COMPARED = (
+    ("personal accuracy", "personal_accuracy"),
+    ("global accuracy", "global_accuracy"),
+)
+
+
+def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row for each method and alpha, over its seeds; in the order first met."""
+    cells: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for summary in summaries:
+        cells.setdefault((summary["method"], summary["alpha"]), []).append(summary)
+    rows = []
+    for (method, alpha), runs in cells.items():
+        exchanged = [run["bytes_down"] + run["bytes_up"] for run in runs]
+        rows.append(
+            {
+                "method": method,
+                "alpha": f"{alpha:g}",
+                "seeds": str(len(runs)),
+                **{
+                    title: mean_percent([run[key] for run in runs])
+                    for title, key in COMPARED
+                },
+                "exchanged": size(mean(exchanged)),
+                "training time": duration(mean([run["train_seconds"] for run in runs])),
+                "peak memory": size(max(run["peak_rss_bytes"] for run in runs)),
+            }
+        )
+    return rows
+
+
+def rich_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Rows as a table for a terminal."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title, cell in rows[0].items():
+        table.add_column(title, justify="right" if cell[:1].isdigit() else "left")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [
+        list(rows[0]),
+        ["---"] * len(rows[0]),
+        *(list(row.values()) for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

@@ -102,7 +102,7 @@ def test_a_model_of_one_s_own_may_lie_in_a_package(here: Path) -> None:
     [
         (
             "digit",
-            r"one of cifar10, digits, emnist, speech, or .*did you mean digits\?$",
+            r"one of cifar10, digits, emnist, speech, or .*\(did you mean digits\?\)$",
         ),
         ("my_nets", r"or your own as package\.module:build$"),
         ("my_nets:", r"or your own as package\.module:build$"),

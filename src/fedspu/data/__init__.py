@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from fedspu.data import arrays, digits
@@ -11,6 +10,7 @@ from fedspu.data.dataset import Dataset, check
 from fedspu.data.partition import PARTITIONS, partition
 from fedspu.data.splits import SPLITS, Split, split
 from fedspu.errors import SettingsError
+from fedspu.settings import nearest
 
 __all__ = [
     "DATASETS",
@@ -57,10 +57,11 @@ def load(name: str, folder: Path | None = None) -> Dataset:
     """The data set called ``name``, checked; a relative FILE lies in ``folder``."""
     kind, _, file = name.partition(":")
     if kind not in DATASETS:
-        near = get_close_matches(kind, DATASETS, n=1)
-        hint = f"; did you mean {_usage(near[0])}?" if near else ""
         known = ", ".join(_usage(known) for known in sorted(DATASETS))
-        raise SettingsError(f"data.name = {name!r}: expected one of {known}{hint}")
+        raise SettingsError(
+            f"data.name = {name!r}: expected one of {known}"
+            f"{nearest(kind, list(DATASETS))}"
+        )
     source = DATASETS[kind]
     if bool(file) != bool(source.file):
         raise SettingsError(f"data.name = {name!r}: expected {_usage(kind)}")

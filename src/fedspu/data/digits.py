@@ -24,5 +24,11 @@ def load() -> Dataset:
         y=torch.from_numpy(labels).long(),
         num_classes=10,
         # A hundred clients would have twelve training examples each.
-        defaults={"model": "digits", "clients.number": 30},
+        defaults={
+            "model": "digits",
+            "clients.number": 30,
+            "rounds": 30,
+            "train.lr": 0.02,
+            "train.batch_size": 16,
+        },
     )

@@ -44,8 +44,9 @@ def dirichlet_owners(
     _, firsts = np.unique(labels[by_class], return_index=True)
     for examples in np.split(by_class, firsts[1:]):
         ends = np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))
-        # Each example stands in the middle of its own n-th of the class.
-        places = (np.arange(len(examples)) + 0.5) / len(examples)
+        # Evenly spaced from a random start: fixed places would favour some clients
+        # wherever a class has fewer examples than there are clients.
+        places = (np.arange(len(examples)) + rng.random()) / len(examples)
         # The last client's share ends at 1, whatever the sum was rounded to.
         owners[rng.permutation(examples)] = np.searchsorted(ends[:-1], places)
     return owners
@@ -93,7 +94,7 @@ def _help_the_smallest(
     wanted = np.maximum(min_examples - sizes, 0)
     if not wanted.any():
         return owners
-    given = _levelled(sizes, int(wanted.sum()), min_examples)
+    given = _levelled(sizes, int(wanted.sum()))
 
     # The first given[k] of client k's examples, in random order, are moved.
     by_owner = rng.permutation(len(owners))
@@ -106,13 +107,13 @@ def _help_the_smallest(
     return helped
 
 
-def _levelled(sizes: Indices, total: int, lowest: int) -> Indices:
+def _levelled(sizes: Indices, total: int) -> Indices:
     """How many each client gives so that ``total`` are given, always by the largest.
 
-    That cuts the largest clients to one level, the highest that yields ``total``; it is
-    never below ``lowest``, since the examples suffice.
+    That cuts the largest clients to one level, the highest that yields ``total``; those
+    below it give nothing.
     """
-    level, high = lowest, int(sizes.max())
+    level, high = 0, int(sizes.max())
     while level < high:
         middle = (level + high + 1) // 2
         if np.maximum(sizes - middle, 0).sum() >= total:

@@ -44,7 +44,7 @@ def split(
     n = len(indices)
     if n < MIN_EXAMPLES:
         raise DataError(
-            f"a client has {n} examples: expected at least {MIN_EXAMPLES}, to train, "
+            f"{n} examples; expected at least {MIN_EXAMPLES} for a client, to train, "
             "validate and test; raise data.min_examples or lower clients.number"
         )
 

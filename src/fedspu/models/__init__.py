@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedspu.models.cifar import CIFARNet
 from fedspu.models.digits import DigitsNet
 from fedspu.models.emnist import EMNISTNet
 from fedspu.models.speech import SpeechNet
+from fedspu.settings import nearest
 
 __all__ = [
     "MODELS",
@@ -55,11 +55,9 @@ def find(name: str) -> Callable[..., nn.Module]:
         return MODELS[name]
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        near = get_close_matches(name, MODELS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         raise ModelError(
             f"model = {name!r}: expected one of {', '.join(sorted(MODELS))}, or your "
-            f"own as package.module:build{hint}"
+            f"own as package.module:build{nearest(name, list(MODELS))}"
         )
 
     module = _import(module_name, name)

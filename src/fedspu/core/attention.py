@@ -1,15 +1,86 @@
-"""Multi-head attention whose stream and heads have shrunk apart.
+"""Multi-head attention with its projections left open.
 
-``nn.MultiheadAttention`` insists on ``embed_dim = num_heads * head_dim``. A slim model
-keeps fewer channels of the residual stream and, independently, fewer whole heads; the
-width of a head, and so the scale of its scores, stays.
+``nn.MultiheadAttention`` insists on ``embed_dim = num_heads * head_dim`` and on its own
+linear operations. Partial training brings operations of its own; a slim model keeps
+fewer channels of the residual stream and, independently, fewer whole heads. The width
+of a head, and so the scale of its scores, stays.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+def multi_head(
+    projected: tuple[Tensor, Tensor, Tensor],
+    project_out: Callable[[Tensor], Tensor],
+    num_heads: int,
+    *,
+    bias_k: Tensor | None = None,
+    bias_v: Tensor | None = None,
+    add_zero_attn: bool = False,
+    dropout: float = 0.0,
+    key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    heads: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention from projected queries, keys and values (batch, tokens, channels).
+
+    ``heads`` are the ones left of those that a mask for each head was made for.
+    """
+    q, k, v = projected
+    mask = _mask(attn_mask, key_padding_mask, q, k, heads)
+    if bias_k is not None and bias_v is not None:
+        k = torch.cat([k, bias_k.expand(len(k), 1, -1)], 1)
+        v = torch.cat([v, bias_v.expand(len(v), 1, -1)], 1)
+    if add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    if mask is not None:
+        mask = F.pad(mask, (0, k.shape[1] - mask.shape[-1]))
+
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+    if not need_weights:
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        return project_out(mixed.transpose(1, 2).flatten(2)), None
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores + mask
+    weights = F.dropout(scores.softmax(-1), dropout)
+    out = project_out((weights @ v).transpose(1, 2).flatten(2))
+    return out, weights.mean(1) if average_attn_weights else weights
+
+
+def _mask(
+    attn: Tensor | None,
+    padding: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    heads: Tensor | None,
+) -> Tensor | None:
+    """What is added to the scores, (batch or 1, heads or 1, queries, keys)."""
+    if attn is None and padding is None:
+        return None
+    mask = q.new_zeros(1, 1, 1, k.shape[1])
+    if attn is not None:
+        attn = _additive(attn, q)
+        if attn.dim() == 3:  # one for each example and head of the full layer
+            attn = attn.unflatten(0, (len(q), -1))
+            attn = attn if heads is None else attn[:, heads]
+        mask = mask + attn
+    if padding is not None:
+        mask = mask + _additive(padding, q).view(len(q), 1, 1, -1)
+    return mask
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)
+    return mask.to(like.dtype)
 
 
 class SlimAttention(nn.MultiheadAttention):
@@ -53,32 +124,25 @@ class SlimAttention(nn.MultiheadAttention):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         if not is_batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-
-        q, k, v = self._project(query, key, value)
-        mask = self._mask(attn_mask, key_padding_mask, q, k)
-        if self.bias_k is not None and self.bias_v is not None:
-            k = torch.cat([k, self.bias_k.expand(len(k), 1, -1)], 1)
-            v = torch.cat([v, self.bias_v.expand(len(v), 1, -1)], 1)
-        if self.add_zero_attn:
-            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        mask = F.pad(mask, (0, k.shape[1] - mask.shape[-1]))
-
-        q, k, v = (
-            x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v)
+        out, weights = multi_head(
+            self._project(query, key, value),
+            self.out_proj,
+            self.num_heads,
+            bias_k=self.bias_k,
+            bias_v=self.bias_v,
+            add_zero_attn=self.add_zero_attn,
+            dropout=self.dropout if self.training else 0.0,
+            key_padding_mask=key_padding_mask,
+            attn_mask=attn_mask,
+            heads=self.heads,
+            need_weights=need_weights,
+            average_attn_weights=average_attn_weights,
         )
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5 + mask
-        weights = F.dropout(scores.softmax(-1), self.dropout, self.training)
-        out = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
-
-        if average_attn_weights:
-            weights = weights.mean(1)
         if not is_batched:
-            out, weights = out.squeeze(0), weights.squeeze(0)
-        elif not self.batch_first:
-            out = out.transpose(0, 1)
-        return out, weights if need_weights else None
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), weights
 
-    def _project(self, *inputs: Tensor) -> list[Tensor]:
+    def _project(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.in_proj_weight is not None:
             weights: Any = self.in_proj_weight.chunk(3)
         else:
@@ -86,24 +150,7 @@ class SlimAttention(nn.MultiheadAttention):
         biases: Any = (None,) * 3
         if self.in_proj_bias is not None:
             biases = self.in_proj_bias.chunk(3)
-        return [F.linear(*three) for three in zip(inputs, weights, biases, strict=True)]
-
-    def _mask(
-        self, attn: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
-    ) -> Tensor:
-        """What is added to the scores, (batch or 1, heads or 1, queries, keys)."""
-        mask = q.new_zeros(1, 1, 1, k.shape[1])
-        if attn is not None:
-            attn = _additive(attn, q)
-            if attn.dim() == 3:  # one mask for each example and head of the full layer
-                attn = attn.unflatten(0, (len(q), -1))[:, self.heads]
-            mask = mask + attn
-        if padding is not None:
-            mask = mask + _additive(padding, q).view(len(q), 1, 1, -1)
-        return mask
-
-
-def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)
-    return mask.to(like.dtype)
+        q, k, v = (
+            F.linear(*three) for three in zip(inputs, weights, biases, strict=True)
+        )
+        return q, k, v

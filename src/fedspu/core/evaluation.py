@@ -20,12 +20,15 @@ class Score:
 @torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Score:
     """Judge a model in eval mode: nothing in it learns from what it is judged on."""
-    was_training = model.training
+    modes = {layer: layer.training for layer in model.modules()}
     model.eval()
     loss, right = 0.0, 0
-    for start in range(0, len(x), BATCH):
-        logits, labels = model(x[start : start + BATCH]), y[start : start + BATCH]
-        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-        right += int((logits.argmax(1) == labels).sum())
-    model.train(was_training)
+    try:
+        for start in range(0, len(x), BATCH):
+            logits, labels = model(x[start : start + BATCH]), y[start : start + BATCH]
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+            right += int((logits.argmax(1) == labels).sum())
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
     return Score(loss / len(x), right / len(x))

@@ -13,24 +13,19 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedspu.core.layers import NORMS
 from fedspu.core.neurons import Axis, Fixed, NeuronGroup, Neurons, named_tensors
-from fedspu.core.probe import Probe, all_tensors, call, flat_tensors, undisturbed
-from fedspu.core.slim import slim_model
-from fedspu.core.tracing import Unit, trace
-from fedspu.errors import ModelError
-
-NUM_SWAPS = 12
-"""How many pairs of neighbours are tried before a group is called wrong."""
+from fedspu.core.probe import Probe, undisturbed
+from fedspu.core.proof import prove
+from fedspu.core.slimming import prove_slim
+from fedspu.core.tracing import OUTPUT, Places, Traced, trace
 
 MAX_RUNS = 8
 """A layer cut into more pieces than this has no pattern worth a table."""
 
-OUTPUT = "they reach the model's output"
 UNPROVED = "permuting their neurons changes the output"
 IRREGULAR = "their neurons follow no regular pattern"
 UNGROUPED = "no neurons were found in them"
@@ -49,17 +44,18 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
     with undisturbed():
         probe = Probe(model, example_input)
         unreached = probe.unreached()
-        groups, fixed = _group(probe, trace(probe))
-        groups, unproved = _prove(probe, groups)
+        traced = trace(probe)
+        groups, fixed = _group(probe, traced)
+        groups, wrong = prove(probe, groups, traced.readers)
         if unreached:  # nobody knows what lies on the branch not taken
             groups = [replace(g, permutable=False, slim=False) for g in groups]
         table = Neurons(
             groups=tuple(groups),
-            fixed=(*fixed, *unproved),
+            fixed=(*fixed, *(Fixed(g.tensors, UNPROVED) for g in wrong)),
             unreached=unreached,
             **_travelling(model),
         )
-        table = _prove_slim(probe, _with_ungrouped(table))
+        table = prove_slim(probe, _with_ungrouped(table))
     _warn(table)
     return table
 
@@ -99,30 +95,29 @@ def _warn(table: Neurons) -> None:
 # From units to groups -----------------------------------------------------------------
 
 
-def _group(
-    probe: Probe, units: list[tuple[Unit, bool]]
-) -> tuple[list[NeuronGroup], list[Fixed]]:
+def _group(probe: Probe, traced: Traced) -> tuple[list[NeuronGroup], list[Fixed]]:
     """Collect units that lie along the same axes into groups, in the model's order."""
-    order = {name: i for i, name in enumerate(probe.names.values())}
-    shapes = {name: tensor.shape for name, tensor in all_tensors(probe.model)}
-    alike: dict[Any, list[Unit]] = defaultdict(list)
-    ends: set[str] = set()
-    for unit, reaches_output in units:
-        if reaches_output:
-            ends.update(name for name, _ in unit)
+    order = {name: i for i, name in enumerate(probe.tensors)}
+    shapes = {name: tensor.shape for name, tensor in probe.tensors.items()}
+    alike: dict[Any, list[Places]] = defaultdict(list)
+    set_apart: dict[str, set[str]] = defaultdict(set)
+    for unit in traced.units:
+        if unit.reason:
+            set_apart[unit.reason].update(name for name, _ in unit.places)
         else:
             signature = tuple(
                 sorted(
                     (order[name], dim, len(positions))
-                    for (name, dim), positions in unit.items()
+                    for (name, dim), positions in unit.places.items()
                 )
             )
-            alike[signature].append(unit)
+            alike[signature].append(unit.places)
 
     groups: list[NeuronGroup] = []
-    fixed = []
-    if ends:
-        fixed.append(Fixed(tuple(sorted(ends, key=order.__getitem__)), OUTPUT))
+    fixed = [
+        Fixed(tuple(sorted(names, key=order.__getitem__)), reason)
+        for reason, names in set_apart.items()
+    ]
     for signature in sorted(alike):
         axes = sorted(alike[signature][0], key=lambda axis: (order[axis[0]], axis[1]))
         rows = sorted(alike[signature], key=lambda unit: unit[axes[0]])
@@ -138,7 +133,7 @@ def _group(
     return groups, fixed
 
 
-def _runs(rows: list[Unit], axes: list[tuple[str, int]]) -> list[list[Unit]]:
+def _runs(rows: list[Places], axes: list[tuple[str, int]]) -> list[list[Places]]:
     """Cut neighbouring neurons into runs that advance evenly along every axis."""
     runs = [[rows[0]]]
     for before, unit in pairwise(rows):
@@ -163,7 +158,7 @@ def _repeat(positions: list[int]) -> int:
 
 
 def _fit(
-    run: list[Unit], axes: list[tuple[str, int]], shapes: dict[str, torch.Size]
+    run: list[Places], axes: list[tuple[str, int]], shapes: dict[str, torch.Size]
 ) -> list[Axis]:
     """The axes of a run of neurons, in the order given; none if it has no pattern."""
     fitted = []
@@ -188,79 +183,7 @@ def _name(tensor: str, taken: set[str]) -> str:
     return next(name for name in candidates if name not in taken)
 
 
-# The proof ----------------------------------------------------------------------------
-
-
-def _prove(
-    probe: Probe, groups: list[NeuronGroup]
-) -> tuple[list[NeuronGroup], list[Fixed]]:
-    """Keep the groups whose neurons may change places; the others are always active."""
-    rng = np.random.default_rng(0)
-    proved, failed = [], []
-    tensors = dict(all_tensors(probe.model))
-    for group in groups:
-        turn = rng.permutation(group.size)
-        cycle = np.empty_like(turn)
-        cycle[turn] = np.roll(turn, 1)  # one cycle: every neuron moves
-        if _survives(probe, tensors, group, cycle):
-            proved.append(group)
-        elif any(
-            _survives(probe, tensors, group, _swap(group.size, j))
-            for j in rng.permutation(group.size - 1)[:NUM_SWAPS]
-        ):
-            proved.append(replace(group, permutable=False, slim=False))
-        else:
-            failed.append(Fixed(group.tensors, UNPROVED))
-    return proved, failed
-
-
-def _swap(size: int, j: int) -> np.ndarray:
-    order = np.arange(size)
-    order[[j, j + 1]] = order[[j + 1, j]]
-    return order
-
-
-def _survives(
-    probe: Probe, tensors: dict[str, Tensor], group: NeuronGroup, order: np.ndarray
-) -> bool:
-    """Whether the output stays the same with a group's neurons in another order."""
-    before = {name: tensors[name].detach().clone() for name in group.tensors}
-    with torch.no_grad():
-        for axis in group.axes:
-            tensor, rows = tensors[axis.tensor], axis.positions(group.size)
-            index = torch.arange(tensor.shape[axis.dim])
-            index[rows.flatten()] = rows[torch.from_numpy(order)].flatten()
-            tensor.copy_(tensor.index_select(axis.dim, index.to(tensor.device)))
-        survives = probe.is_unchanged()
-        for name, values in before.items():
-            tensors[name].copy_(values)
-    return survives
-
-
-def _prove_slim(probe: Probe, table: Neurons) -> Neurons:
-    """Find the groups that a smaller copy of the model can do without."""
-    candidates = [group for group in table.groups if group.slim and group.size > 1]
-    if _slims(probe, table, candidates):
-        return table
-    stuck = {g.name for g in candidates if not _slims(probe, table, [g])}
-    groups = tuple(
-        replace(group, slim=group.slim and group.name not in stuck)
-        for group in table.groups
-    )
-    return replace(table, groups=groups)
-
-
-def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
-    active = table.everything()
-    for group in groups:
-        active[group.name] = torch.arange(max(1, group.size // 2))
-    try:
-        with torch.no_grad():
-            slim = slim_model(probe.model, table, active)
-            outputs = flat_tensors(call(slim, probe.example))
-    except (RuntimeError, ModelError):
-        return False
-    return [out.shape for out in outputs] == probe.shapes
+# What travels -------------------------------------------------------------------------
 
 
 def _travelling(model: nn.Module) -> dict[str, Any]:

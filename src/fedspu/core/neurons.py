@@ -12,7 +12,6 @@ the table from a model; it can also be written by hand::
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 
 import torch
@@ -116,6 +115,11 @@ class Neurons:
             if group.size < 1:
                 raise ModelError(f"neuron group {group.name} has no neurons")
             for axis in group.axes:
+                if min(axis.dim, axis.offset, axis.stride) < 0 or axis.repeat < 1:
+                    raise ModelError(
+                        f"neuron group {group.name}: no positions along axis "
+                        f"{axis.dim} of {axis.tensor} are {axis}"
+                    )
                 where = index.setdefault((axis.tensor, axis.dim), [])
                 where.append((group, axis.positions(group.size)))
         for (tensor, dim), owners in index.items():
@@ -138,18 +142,6 @@ class Neurons:
                 f"{dim} of {tensor}, whose shape is {shape}"
             )
 
-    @cached_property
-    def always(self) -> dict[tuple[str, int], Tensor]:
-        """For each grouped axis of a travelling tensor, positions of no neuron."""
-        free = {}
-        for (tensor, dim), owners in self._index.items():
-            if tensor in self.shapes:
-                is_free = torch.ones(self.shapes[tensor][dim], dtype=torch.bool)
-                for _, positions in owners:
-                    is_free[positions.flatten()] = False
-                free[tensor, dim] = is_free.nonzero().flatten()
-        return free
-
     def positions(self, tensor: str, dim: int) -> list[tuple[NeuronGroup, Tensor]]:
         """The groups along one axis, each with its positions, one row per neuron."""
         return self._index.get((tensor, dim), [])
@@ -161,16 +153,29 @@ class Neurons:
         """
         self._check_active(active)
         return {
-            name: tuple(self._active_along(name, dim, active) for dim in range(len(s)))
-            for name, s in self.shapes.items()
+            name: tuple(
+                self.active_along(active, name, dim, size)
+                for dim, size in enumerate(shape)
+            )
+            for name, shape in self.shapes.items()
         }
 
-    def _active_along(self, tensor: str, dim: int, active: Active) -> Tensor | None:
-        owners = self.positions(tensor, dim)
-        if all(len(active[group.name]) == group.size for group, _ in owners):
-            return None
-        parts = [rows[active[group.name]].flatten() for group, rows in owners]
-        return torch.cat([self.always[tensor, dim], *parts]).sort().values
+    def active_along(
+        self, active: Active, tensor: str, dim: int, size: int
+    ) -> Tensor | None:
+        """Active positions along an axis of this size; None if all of them are.
+
+        Of any tensor in the table, travelling or not. What belongs to no neuron is
+        always active.
+        """
+        is_active = None
+        for group, rows in self.positions(tensor, dim):
+            if len(active[group.name]) < group.size:
+                if is_active is None:
+                    is_active = torch.ones(size, dtype=torch.bool)
+                is_active[rows.flatten()] = False
+                is_active[rows[active[group.name]].flatten()] = True
+        return None if is_active is None else is_active.nonzero().flatten()
 
     def _check_active(self, active: Active) -> None:
         sizes = {group.name: group.size for group in self.groups}
@@ -183,10 +188,11 @@ class Neurons:
             )
         for name, indices in active.items():
             size = sizes[name]
-            if len(indices) < 1 or indices.min() < 0 or indices.max() >= size:
+            listed, known = indices.tolist(), set(range(size))
+            if not listed or listed != sorted(set(listed) & known):
                 raise ModelError(
-                    f"active neurons of {name}: expected at least one index, all of "
-                    f"them in 0..{size - 1}; got {indices.tolist()}"
+                    f"active neurons of {name}: expected at least one index, sorted, "
+                    f"each once, in 0..{size - 1}; got {listed}"
                 )
 
     def everything(self) -> Active:

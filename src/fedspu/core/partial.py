@@ -1,22 +1,48 @@
-"""Train the active part of a model; everything else is held still.
+"""Train the active part of a model; everything else is held still, and costs less.
 
 Inside ``partial_training`` each parameter with frozen entries is a ``PartialWeight``:
-it reads as the full weight everywhere, while the value that trains is a small leaf, its
-active block. An operation on the weight sends gradient to the leaf alone, so frozen
-entries have no gradient and no optimizer state, whatever the optimizer.
+it reads as the full weight everywhere, while the value that trains is a leaf, its
+active block. Weighted operations (``kernels.py``) compute the block's gradient alone;
+any other operation on the weight computes the full gradient and passes the block's part
+on. So frozen entries have no gradient and no optimizer state, whatever the optimizer,
+and functional calls, tied weights and layers used twice need nothing of their own.
+Small networks that are one chain of layers take a path of their own (``chain.py``).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from fedspu.core.blocks import Where, put, take
+from fedspu.core.attention import multi_head
+from fedspu.core.blocks import mesh
+from fedspu.core.chain import running_chain
+from fedspu.core.kernels import (
+    Convolution,
+    ConvolutionPart,
+    EmbeddingPart,
+    LinearPart,
+    Part,
+    fill,
+)
+from fedspu.core.layout import (
+    Arrangement,
+    Layout,
+    Span,
+    Spans,
+    arrange,
+    positions_of,
+    take_span,
+    take_spans,
+)
 from fedspu.core.neurons import Neurons
 from fedspu.core.types import Active
 from fedspu.errors import ModelError
@@ -26,7 +52,11 @@ Mode = Literal["exact", "truncated"]
 
 @contextmanager
 def partial_training(
-    model: nn.Module, neurons: Neurons, active: Active, mode: Mode = "exact"
+    model: nn.Module,
+    neurons: Neurons,
+    active: Active,
+    mode: Mode = "exact",
+    layout: Layout = "auto",
 ) -> Iterator[list[Tensor]]:
     """Yield the trainable tensors of ``model``: the active blocks of its parameters.
 
@@ -37,36 +67,31 @@ def partial_training(
     ``exact`` is the true gradient of the active entries (the paper's Eq. 4).
     ``truncated`` also stops it at frozen neurons: a weighted layer passes gradient only
     from active outputs to active inputs. It is cheaper and an approximation.
+
+    ``layout``: inside the context, active neurons come first wherever the table proves
+    that to be a symmetry (``auto``), or all keep their places (``index``): float32 then
+    rounds as in the plain model, and dropout draws the same masks.
     """
     if mode not in ("exact", "truncated"):
         raise ModelError(f"mode = {mode!r}: expected exact or truncated")
-    blocks = neurons.blocks(active)
+    if layout not in ("auto", "index"):
+        raise ModelError(f"layout = {layout!r}: expected auto or index")
+    _check_fits(model, neurons)
+    neurons.blocks(active)  # refuses a choice that does not fit the table
+    arrangement = arrange(model, neurons, active, layout)
+    with _arranged(model, arrangement):
+        trainable, weights = _leaves(model, arrangement.spans, mode)
+        with (
+            running_chain(model, arrangement.spans, trainable, mode == "truncated"),
+            _replaced(model, weights),
+            _own_order(model, arrangement, weights),
+            _watching_optimizers(weights.values()),
+        ):
+            yield list(trainable.values())
+
+
+def _check_fits(model: nn.Module, neurons: Neurons) -> None:
     own = dict(model.named_parameters())
-    _check_fits(own, neurons)
-    trainable: list[Tensor] = []
-    replaced: dict[int, PartialWeight] = {}
-    for name, parameter in own.items():
-        if not parameter.requires_grad:
-            continue
-        if name not in blocks or all(axis is None for axis in blocks[name]):
-            trainable.append(parameter)
-        else:
-            weight = PartialWeight.of(parameter, blocks[name], mode)
-            replaced[id(parameter)] = weight
-            trainable.append(weight.leaf)
-    places = _places(model, replaced)
-    for layer, name, parameter in places:
-        _assign(layer, name, replaced[id(parameter)])
-    try:
-        yield trainable
-    finally:
-        for weight in replaced.values():
-            weight.write_back()
-        for layer, name, parameter in places:
-            _assign(layer, name, parameter)
-
-
-def _check_fits(own: Mapping[str, Tensor], neurons: Neurons) -> None:
     for name, shape in neurons.shapes.items():
         if name not in neurons.statistics and (
             name not in own or tuple(own[name].shape) != shape
@@ -82,22 +107,129 @@ def _check_fits(own: Mapping[str, Tensor], neurons: Neurons) -> None:
         )
 
 
-def _places(
-    model: nn.Module, replaced: Mapping[int, Any]
-) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """Every place in the model that holds one of the parameters; shared ones often."""
-    return [
+@contextmanager
+def _arranged(model: nn.Module, arrangement: Arrangement) -> Iterator[None]:
+    arrangement.enter(model)
+    try:
+        yield
+    finally:
+        arrangement.leave(model)
+
+
+def _leaves(
+    model: nn.Module, spans: Mapping[str, Spans], mode: Mode
+) -> tuple[dict[str, Tensor], dict[int, "PartialWeight"]]:
+    """What trains by name, and the partial weights by what they stand in for."""
+    trainable: dict[str, Tensor] = {}
+    weights: dict[int, PartialWeight] = {}
+    for name, parameter in model.named_parameters():
+        is_whole = all(span is None for span in spans[name])
+        if parameter.requires_grad and is_whole:
+            trainable[name] = parameter
+        elif parameter.requires_grad or (mode == "truncated" and not is_whole):
+            weight = PartialWeight.of(parameter, spans[name], mode)
+            weights[id(parameter)] = weight
+            if parameter.requires_grad:
+                trainable[name] = weight.leaf
+    return trainable, weights
+
+
+@contextmanager
+def _replaced(
+    model: nn.Module, weights: Mapping[int, "PartialWeight"]
+) -> Iterator[None]:
+    """Partial weights stand in every place of the model that holds their parameter."""
+    places = [
         (layer, name, parameter)
         for layer in model.modules()
         for name, parameter in layer._parameters.items()
-        if id(parameter) in replaced and parameter is not None
+        if parameter is not None and id(parameter) in weights
     ]
+    for layer, name, parameter in places:
+        _assign(layer, name, weights[id(parameter)])
+    try:
+        yield
+    finally:
+        for weight in weights.values():
+            weight.write_back()
+        for layer, name, parameter in places:
+            _assign(layer, name, parameter)
 
 
 def _assign(layer: nn.Module, name: str, value: Any) -> None:
     layer._parameters[name] = value
     if isinstance(layer, nn.RNNBase):  # it keeps a list of its weights besides
         layer._flat_weights[layer._flat_weights_names.index(name)] = value
+
+
+@contextmanager
+def _own_order(
+    model: nn.Module, arrangement: Arrangement, weights: Mapping[int, "PartialWeight"]
+) -> Iterator[None]:
+    """Inside, ``state_dict()`` is in the model's own order and up to date."""
+
+    def before(*_: Any) -> None:
+        for weight in weights.values():
+            weight.write_back()
+
+    names = {id(p): name for name, p in model.named_parameters()}
+    shared = {
+        name: names[id(p)] for name, p in model.named_parameters(remove_duplicate=False)
+    }
+    moved = {name for name, _ in arrangement.orders}
+
+    def after(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        copies: dict[str, Tensor] = {}
+        for key in state:
+            name = shared.get(key.removeprefix(prefix), key.removeprefix(prefix))
+            if name in moved:
+                if name not in copies:
+                    copies[name] = arrangement.own_order(name, state[key])
+                state[key] = copies[name]
+
+    hooks = [
+        model.register_state_dict_pre_hook(before),
+        model.register_state_dict_post_hook(after),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _watching_optimizers(weights: Iterable["PartialWeight"]) -> Iterator[None]:
+    """Write leaves back after an optimizer's step; refuse one that would break them."""
+    by_leaf = {id(weight.leaf): weight for weight in weights}
+
+    def ours(group: dict[str, Any]) -> list[PartialWeight]:
+        return [by_leaf[id(p)] for p in group["params"] if id(p) in by_leaf]
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            if group.get("fused") and any(
+                not w.leaf.is_contiguous() for w in ours(group)
+            ):
+                raise ModelError(
+                    f"{type(optimizer).__name__}(fused=True) would write beside the "
+                    "active entries; leave fused out, or use layout='index'"
+                )
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in ours(group):
+                weight.write_back()
+
+    hooks = [
+        register_optimizer_step_pre_hook(before),
+        register_optimizer_step_post_hook(after),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class PartialWeight(Tensor):
@@ -108,31 +240,51 @@ class PartialWeight(Tensor):
 
     leaf: Tensor
     full: Tensor
-    block: Where
+    spans: Spans
     gradient: Mode
     written: int
 
     @staticmethod
-    def of(parameter: nn.Parameter, where: Where, mode: Mode) -> "PartialWeight":
+    def of(parameter: nn.Parameter, spans: Spans, mode: Mode) -> "PartialWeight":
         """Stand in for ``parameter``, whose memory it shares."""
         full = parameter.detach()
         weight = full.as_subclass(PartialWeight)
-        weight.full, weight.block, weight.gradient = full, where, mode
-        weight.leaf = take(full, where).requires_grad_()
+        weight.full, weight.spans, weight.gradient = full, spans, mode
+        leaf = take_spans(full, spans).detach()
+        weight.leaf = leaf.requires_grad_(parameter.requires_grad)
         weight.written = weight.leaf._version
         return weight
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the leaf is a part of the full weight's own memory."""
+        return not any(isinstance(span, Tensor) for span in self.spans)
+
     def write_back(self) -> None:
         """Put the leaf's values into the full weight."""
+        if self.is_view:
+            return
+        where = tuple(map(positions_of, self.spans))
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            put(self.full, self.block, self.leaf)
+            self.full[mesh(self.full, where)] = self.leaf
             self.written = self.leaf._version
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        """Refuse: a copy would train nothing."""
+        raise ModelError(
+            "a model in partial training cannot be copied; leave the context first, or "
+            "copy its state_dict()"
+        )
+
+    def now(self) -> Tensor:
+        """The full weight as it is now, without a gradient."""
+        if not self.is_view and self.leaf._version != self.written:
+            self.write_back()
+        return self.full
 
     def value(self) -> Tensor:
         """The full weight as it is now, sending its block's gradient to the leaf."""
-        if self.leaf._version != self.written:
-            self.write_back()
-        value: Tensor = _Full.apply(self.leaf, self.full, self.block)  # type: ignore[no-untyped-call]  # torch has no hints here
+        value: Tensor = _Full.apply(self.leaf, self.now(), self.spans)  # type: ignore[no-untyped-call]  # torch has no hints here
         return value
 
     @classmethod
@@ -143,16 +295,17 @@ class PartialWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func`` on full weights; in truncated mode cut a layer's gradient."""
+        """Run ``func`` on full weights; weighted operations by their own kernels."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _PROPERTIES:
                 return func(*args, **kwargs)
-            if func in _TRUNCATED:
-                names, run = _TRUNCATED[func]
+            if func in _WEIGHTED:
+                names, run = _WEIGHTED[func]
                 given = dict(zip(names, args, strict=False)) | kwargs
-                if any(_is_truncated(value) for value in given.values()):
-                    return run(func, given)
+                out = run(func, given)
+                if out is not NotImplemented:
+                    return out
             return func(*_plain(args), **_plain(kwargs))
 
 
@@ -166,13 +319,13 @@ class _Full(torch.autograd.Function):
     """The full weight; its gradient is cut down to the leaf's block."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor, full: Tensor, where: Where) -> Tensor:
-        ctx.where = where
+    def forward(ctx: Any, leaf: Tensor, full: Tensor, spans: Spans) -> Tensor:
+        ctx.spans = spans
         return full.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return take(grad, ctx.where), None, None
+        return take_spans(grad, ctx.spans).contiguous(), None, None
 
 
 def _plain(value: Any) -> Any:
@@ -186,118 +339,223 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# The truncated gradient ---------------------------------------------------------------
+# Weighted operations ------------------------------------------------------------------
+
+Arguments = dict[str, Any]
 
 
-def _is_truncated(value: Any) -> bool:
-    return isinstance(value, PartialWeight) and value.gradient == "truncated"
+def _linear(func: Any, given: Arguments) -> Any:
+    weight = given["weight"]
+    if not isinstance(weight, PartialWeight):
+        return NotImplemented
+    rows, columns = weight.spans
+    bias = _Bias(given.get("bias"))
+    part = Part(rows, columns, bias.span, columns, rows, _is_truncated(weight))
+    x, full, offset = _in_autocast(given["input"], weight.now(), bias.full)
+    return LinearPart.apply(x, weight.leaf, bias.leaf, full, offset, part)  # type: ignore[no-untyped-call]  # torch has no hints here
 
 
-def _where(weight: Any) -> Where:
-    """The active positions along a weight's axes; a plain tensor is all active."""
-    if isinstance(weight, PartialWeight):
-        return weight.block
-    return (None,) * weight.dim() if isinstance(weight, Tensor) else (None, None)
+def _convolution(func: Any, given: Arguments) -> Any:
+    weight = given["weight"]
+    if not isinstance(weight, PartialWeight):
+        return NotImplemented
+    num_dims = weight.full.dim() - 2
+    groups, is_transposed = given.get("groups", 1), "transpose" in func.__name__
+    dilation = _tuple(given.get("dilation", 1), num_dims)
+    x, full = given["input"], weight.now()
+    padding = given.get("padding", 0)
+    if isinstance(padding, str):
+        x, padding = _pad(x, padding, full, dilation)
+    conv = Convolution(
+        stride=_tuple(given.get("stride", 1), num_dims),
+        padding=_tuple(padding, num_dims),
+        dilation=dilation,
+        is_transposed=is_transposed,
+        output_padding=_tuple(given.get("output_padding", 0), num_dims),
+        groups=groups,
+    )
+    bias = _Bias(given.get("bias"))
+    inputs, outputs = _channels(weight.spans, full.shape, groups, is_transposed)
+    rows, columns = weight.spans[:2]
+    part = Part(rows, columns, bias.span, inputs, outputs, _is_truncated(weight))
+    is_batched = x.dim() == full.dim()
+    x, full, offset = _in_autocast(x if is_batched else x[None], full, bias.full)
+    out: Tensor = ConvolutionPart.apply(  # type: ignore[no-untyped-call]  # as above
+        x, weight.leaf, bias.leaf, full, offset, part, conv
+    )
+    return out if is_batched else out[0]
+
+
+def _embedding(func: Any, given: Arguments) -> Any:
+    weight, padding = given["weight"], given.get("padding_idx")
+    if given.get("max_norm") is not None or given.get("sparse"):
+        return NotImplemented  # it renormalises, or its gradient is not dense
+    if not isinstance(weight, PartialWeight) or weight.spans[0] is not None:
+        return NotImplemented
+    if padding is None:
+        padding = -1
+    elif padding < 0:
+        padding += len(weight.full)
+    by_frequency = bool(given.get("scale_grad_by_freq", False))
+    return EmbeddingPart.apply(  # type: ignore[no-untyped-call]  # as above
+        given["input"],
+        weight.leaf,
+        weight.now(),
+        weight.spans[1],
+        padding,
+        by_frequency,
+    )
+
+
+def _attention(func: Any, given: Arguments) -> Any:
+    """Attention whose projections go through our linear kernel.
+
+    Heads do not mix between the projections, so that cutting at these is all there is
+    to the truncated gradient.
+    """
+    if given.get("static_k") is not None or given.get("static_v") is not None:
+        return NotImplemented
+    is_batched = given["query"].dim() == 3
+    inputs = [given[name] for name in ("query", "key", "value")]
+    is_self = inputs[0] is inputs[1] and inputs[1] is inputs[2]
+    inputs = [x.transpose(0, 1) if is_batched else x[None] for x in inputs]
+    # Dropout's default, like the others, is that of the function stood in for.
+    dropout = given["dropout_p"] if given.get("training", True) else 0.0
+    out, weights = multi_head(
+        _projected(given, inputs, is_self),
+        lambda x: _any_linear(x, given["out_proj_weight"], given["out_proj_bias"]),
+        given["num_heads"],
+        bias_k=_plain(given["bias_k"]),
+        bias_v=_plain(given["bias_v"]),
+        add_zero_attn=given["add_zero_attn"],
+        dropout=dropout,
+        key_padding_mask=given.get("key_padding_mask"),
+        attn_mask=given.get("attn_mask"),
+        need_weights=given.get("need_weights", True),
+        average_attn_weights=given.get("average_attn_weights", True),
+    )
+    if is_batched:
+        return out.transpose(0, 1), weights
+    return out[0], None if weights is None else weights[0]
+
+
+def _projected(
+    given: Arguments, inputs: list[Tensor], is_self: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values."""
+    packed, bias = given["in_proj_weight"], given["in_proj_bias"]
+    if given.get("use_separate_proj_weight"):
+        weights = [given[f"{name}_proj_weight"] for name in "qkv"]
+        biases = [None] * 3 if bias is None else list(_plain(bias).chunk(3))
+    elif is_self:
+        q, k, v = _any_linear(inputs[0], packed, bias).chunk(3, -1)
+        return q, k, v
+    else:  # parts of one weight: the full gradient is computed, and cut down
+        weights, biases = _plain(packed).chunk(3), [None] * 3
+        if bias is not None:
+            biases = list(_plain(bias).chunk(3))
+        if isinstance(packed, PartialWeight) and _is_truncated(packed):
+            inputs = [_cut(x, -1, packed.spans[1]) for x in inputs]
+    q, k, v = map(_any_linear, inputs, weights, biases)
+    return q, k, v
+
+
+def _any_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear operation by our kernel where its weight is partial."""
+    out = _linear(F.linear, {"input": x, "weight": weight, "bias": bias})
+    return F.linear(x, weight, _plain(bias)) if out is NotImplemented else out
+
+
+class _Bias:
+    """A bias as a kernel wants it: what trains, the full value, and where."""
+
+    def __init__(self, bias: Tensor | None) -> None:
+        self.leaf, self.full, self.span = bias, bias, None
+        if isinstance(bias, PartialWeight):
+            self.leaf, self.full, self.span = bias.leaf, bias.now(), bias.spans[0]
+        elif bias is not None:
+            self.full = bias.detach()
+
+
+def _is_truncated(weight: PartialWeight) -> bool:
+    return weight.gradient == "truncated"
+
+
+def _in_autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
+    """The same tensors in the precision that autocast asks for, if it is on."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return (x, *weights)
+    low = torch.get_autocast_dtype(kind)
+    return (x.to(low), *(w if w is None else w.to(low) for w in weights))
+
+
+def _tuple(value: Any, length: int) -> tuple[int, ...]:
+    listed = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return listed * length if len(listed) == 1 else listed
+
+
+def _pad(
+    x: Tensor, padding: str, weight: Tensor, dilation: tuple[int, ...]
+) -> tuple[Tensor, Any]:
+    """Padding given as a word, as numbers; what is odd is added on the right."""
+    if padding == "valid":
+        return x, 0
+    totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):
+        x = F.pad(x, [side for total in reversed(totals) for side in (0, total % 2)])
+    return x, [total // 2 for total in totals]
+
+
+def _channels(
+    spans: Spans, shape: torch.Size, groups: int, is_transposed: bool
+) -> tuple[Span, Span]:
+    """The active input and output channels of a convolution."""
+    along, local = spans[:2]
+    width, per_group = shape[1], shape[0] // groups
+    if groups > 1 and is_transposed and per_group == 1:  # depthwise: in owns out
+        return along, _spread(along, width)
+    if groups > 1 and not is_transposed and width == 1:
+        return _gathered(along, per_group), along
+    if local is not None and groups > 1:  # one local index stands for every group
+        places = positions_of(local)
+        assert places is not None
+        local = torch.cat([places + group * width for group in range(groups)])
+    return (along, local) if is_transposed else (local, along)
+
+
+def _spread(span: Span, width: int) -> Span:
+    if span is None or isinstance(span, int):
+        return None if span is None else span * width
+    return (span[:, None] * width + torch.arange(width)).flatten()
+
+
+def _gathered(span: Span, width: int) -> Span:
+    if span is None or isinstance(span, int):
+        return None if span is None else span // width
+    found: Tensor = torch.unique(span // width)
+    return found
 
 
 class _Cut(torch.autograd.Function):
     """The identity; backward keeps the gradient at some positions of one axis."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, positions: Tensor) -> Tensor:
-        ctx.dim, ctx.positions = dim, positions
+    def forward(ctx: Any, x: Tensor, dim: int, span: Span) -> Tensor:
+        ctx.dim, ctx.span = dim, span
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        kept = grad.index_select(ctx.dim, ctx.positions)
-        cut = torch.zeros_like(grad).index_copy(ctx.dim, ctx.positions, kept)
-        return cut, None, None
+        part = take_span(grad, ctx.dim, ctx.span)
+        return fill(part, ctx.dim, ctx.span, grad.shape), None, None
 
 
-def _cut(x: Tensor, dim: int, positions: Tensor | None) -> Tensor:
-    if positions is None:
+def _cut(x: Tensor, dim: int, span: Span) -> Tensor:
+    if span is None:
         return x
-    result: Tensor = _Cut.apply(x, dim, positions.to(x.device))  # type: ignore[no-untyped-call]  # torch has no hints here
-    return result
-
-
-Arguments = dict[str, Any]
-
-
-def _linear(func: Any, given: Arguments) -> Tensor:
-    rows, columns = _where(given["weight"])
-    given["input"] = _cut(given["input"], -1, columns)
-    return _cut(func(**_plain(given)), -1, rows)
-
-
-def _convolution(func: Any, given: Arguments) -> Tensor:
-    weight, groups = given["weight"], given.get("groups", 1)
-    is_transposed = "transpose" in func.__name__
-    ins, outs = _channels(_where(weight), weight.shape, groups, is_transposed)
-    dim = given["input"].dim() - weight.dim() + 1  # one less if not batched
-    given["input"] = _cut(given["input"], dim, ins)
-    return _cut(func(**_plain(given)), dim, outs)
-
-
-def _channels(
-    where: Where, shape: torch.Size, groups: int, is_transposed: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """The active input and output channels of a convolution."""
-    along, local = where[:2]
-    width, per_group = shape[1], shape[0] // groups
-    if groups > 1 and is_transposed and per_group == 1:  # depthwise: in owns out
-        return along, _spread(along, width)
-    if groups > 1 and not is_transposed and width == 1:
-        return None if along is None else torch.unique(along // per_group), along
-    if local is not None and groups > 1:  # one local index stands for every group
-        local = torch.cat([local + group * width for group in range(groups)])
-    return (along, local) if is_transposed else (local, along)
-
-
-def _spread(positions: Tensor | None, width: int) -> Tensor | None:
-    if positions is None:
-        return None
-    return (positions[:, None] * width + torch.arange(width)).flatten()
-
-
-def _attention(func: Any, given: Arguments) -> Any:
-    """Cut the stream on both sides, and each head where the output layer reads it.
-
-    Heads do not mix before that, so no gradient reaches a frozen one.
-    """
-    reads = [given.get(f"{name}_proj_weight") for name in "qkv"]
-    if given.get("in_proj_weight") is not None:
-        reads = [given["in_proj_weight"]] * 3
-    cut: dict[tuple[int, int], Tensor] = {}  # equal inputs stay one object
-    for name, weight in zip(("query", "key", "value"), reads, strict=True):
-        key = (id(given[name]), id(weight))
-        if key not in cut:
-            cut[key] = _cut(given[name], -1, _where(weight)[1])
-        given[name] = cut[key]
-    rows, columns = _where(given["out_proj_weight"])
-    given = _plain(given)
-    with _HeadCut(given["out_proj_weight"], columns):
-        out, weights = func(**given)
-    return _cut(out, -1, rows), weights
-
-
-class _HeadCut(TorchFunctionMode):
-    """Cuts the input of the linear operation that uses one particular weight."""
-
-    def __init__(self, weight: Tensor, columns: Tensor | None) -> None:
-        self.weight, self.columns = weight, columns
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is F.linear and args[1] is self.weight:
-            args = (_cut(args[0], -1, self.columns), *args[1:])
-        return func(*args, **(kwargs or {}))
+    cut: Tensor = _Cut.apply(x, dim, span)  # type: ignore[no-untyped-call]  # as above
+    return cut
 
 
 _LINEAR = ("input", "weight", "bias")
@@ -310,9 +568,8 @@ _CONV_TRANSPOSE = (
     "groups",
     "dilation",
 )
-_ATTENTION = tuple(signature(F.multi_head_attention_forward).parameters)
 
-_TRUNCATED: dict[Any, tuple[tuple[str, ...], Callable[[Any, Arguments], Any]]] = {
+_WEIGHTED: dict[Any, tuple[tuple[str, ...], Callable[[Any, Arguments], Any]]] = {
     F.linear: (_LINEAR, _linear),
     F.conv1d: (_CONV, _convolution),
     F.conv2d: (_CONV, _convolution),
@@ -320,6 +577,10 @@ _TRUNCATED: dict[Any, tuple[tuple[str, ...], Callable[[Any, Arguments], Any]]] =
     F.conv_transpose1d: (_CONV_TRANSPOSE, _convolution),
     F.conv_transpose2d: (_CONV_TRANSPOSE, _convolution),
     F.conv_transpose3d: (_CONV_TRANSPOSE, _convolution),
-    F.multi_head_attention_forward: (_ATTENTION, _attention),
+    F.embedding: (tuple(signature(F.embedding).parameters), _embedding),
+    F.multi_head_attention_forward: (
+        tuple(signature(F.multi_head_attention_forward).parameters),
+        _attention,
+    ),
 }
-"""Weighted operations: their arguments' names, and how each is cut."""
+"""Weighted operations: their arguments' names, and what runs them here."""

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from fedspu.core.layers import NORMS
 from fedspu.errors import ModelError
 
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
-
 
 class Probe:
-    """A copy of the model in eval mode with random weights, and its example input."""
+    """A copy of the model in eval mode, and its example input; in float64 if it can be.
+
+    It has the model's own weights until ``shake`` gives it random ones.
+    """
 
     def __init__(self, model: nn.Module, example: Any) -> None:
         self.model, self.example = _copy(model), example
-        original = call(self.model, example)  # before anything is changed
+        original = call(self.model, example)
         self.shapes = [out.shape for out in flat_tensors(original)]
         if not self.shapes:
             raise ModelError(
@@ -30,30 +31,48 @@ class Probe:
             )
         try:
             double = copy.deepcopy(self.model).double()
-            self._randomise(double, as_double(example))
-        except RuntimeError:  # some models insist on their own precision
-            self._randomise(self.model, example)
-        self.tolerance = TOLERANCE.get(self.output[0].dtype, 1e-3)
+            call(double, as_double(example))
+            self.model, self.example = double, as_double(example)
+        except ModelError:  # some models insist on their own precision
+            pass
+        self.tensors = dict(all_tensors(self.model))
+        self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
+        self._given = self.example
+        self.output = self.run()
 
-    def _randomise(self, model: nn.Module, example: Any) -> None:
-        before = {name: t.detach().clone() for name, t in all_tensors(model)}
-        for amount in (1.0, 0.1):  # all random; if that overflows, mildly disturbed
-            _disturb(model, before, amount)
-            with torch.no_grad():
-                output = flat_tensors(call(model, example))
-            if all(bool(out.isfinite().all()) for out in output):
-                break
-        self.model, self.example, self.output = model, example, output
-        self.names = {id(tensor): name for name, tensor in all_tensors(model)}
+    def shake(self, trial: int) -> bool:
+        """Random weights, and from the second trial on random input; False if in vain.
+
+        Random weights, because a norm that starts at zero would hide a wrong table.
+        What overflows proves nothing, so milder disturbances are tried as well.
+        """
+        for amount in (1.0, 0.1, 0.01):
+            for example in (_noise_like(self._given), self._given)[trial == 0 :]:
+                _disturb(self.model, self._own, amount)
+                self.example = example
+                try:
+                    self.output = self.run()
+                except ModelError:  # not every input is one the model can take
+                    continue
+                if all(bool(out.isfinite().all()) for out in self.output):
+                    return True
+        return False
+
+    def run(self) -> list[Tensor]:
+        """The model's output on the example."""
+        with torch.no_grad():
+            return flat_tensors(call(self.model, self.example))
 
     def is_unchanged(self) -> bool:
-        """Whether the model still gives the output it gave at first."""
-        with torch.no_grad():
-            now = flat_tensors(call(self.model, self.example))
+        """Whether the model still gives the output it gave after the last shake."""
+        try:
+            now = self.run()
+        except ModelError:
+            return False
         return all(
-            bool((a - b).abs().max() <= self.tolerance * (1 + b.abs().max()))
+            a.shape == b.shape and bool(_distance(a, b) <= _tolerance(b))
             for a, b in zip(now, self.output, strict=True)
-            if a.numel()
+            if b.numel()
         )
 
     def unreached(self) -> tuple[str, ...]:
@@ -67,6 +86,27 @@ class Probe:
             return tuple(parameters)
         grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
         return tuple(n for n, g in zip(parameters, grads, strict=True) if g is None)
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return (a.double() - b.double()).abs().max()
+
+
+def _tolerance(output: Tensor) -> Tensor:
+    """How far rounding may carry the output: a share of its spread, not of its size."""
+    share = 1e-8 if output.dtype == torch.float64 else 1e-4
+    return share * (output.double() - output.double().mean()).abs().max().clamp(1e-9)
+
+
+def _noise_like(value: Any) -> Any:
+    """The same nested value with noise in its floating-point tensors."""
+    if isinstance(value, Tensor):
+        return torch.randn_like(value) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _noise_like(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_noise_like(item) for item in value)
+    return value
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -105,7 +145,11 @@ def undisturbed() -> Iterator[None]:
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(), torch.enable_grad():
+        with (
+            torch.random.fork_rng(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
             torch.manual_seed(0)
             yield
     finally:
@@ -120,7 +164,7 @@ def call(model: nn.Module, example: Any) -> Any:
         if isinstance(example, dict):
             return model(**example)
         return model(*example) if isinstance(example, tuple) else model(example)
-    except (TypeError, ValueError, IndexError) as error:
+    except Exception as error:  # the user's own code
         raise ModelError(
             f"{type(model).__name__} failed on the example input: {error}"
         ) from error

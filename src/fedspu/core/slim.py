@@ -34,6 +34,7 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
         for path, layer in slim.named_modules()
         if isinstance(layer, nn.MultiheadAttention)
     }
+    sizes = {layer: [tensor.shape for tensor in layer.parameters()] for layer in heads}
     names = [*slim.named_parameters(), *slim.named_buffers()]
     for name, tensor in names:
         smaller = _slice(name, tensor, neurons, kept)
@@ -43,9 +44,11 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
     for layer in slim.modules():
         resize(layer)
     for layer, kept_heads in heads.items():
-        if kept_heads is not None or layer.out_proj.weight.shape[0] != layer.embed_dim:
-            everyone = torch.arange(layer.num_heads)
-            SlimAttention.shrink(layer, everyone if kept_heads is None else kept_heads)
+        if sizes[layer] != [tensor.shape for tensor in layer.parameters()]:
+            SlimAttention.shrink(layer, kept_heads)
+    for layer in slim.modules():
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False  # its kernels would look past the class
     return slim
 
 
@@ -71,19 +74,10 @@ def _owners(model: nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
 def _slice(name: str, tensor: Tensor, neurons: Neurons, kept: Active) -> Tensor | None:
     """The kept part of one tensor; None where it stays as it is."""
     smaller = tensor.detach()
-    for dim in range(tensor.dim()):
-        owners = neurons.positions(name, dim)
-        dropped = [
-            rows[_others(kept[group.name], group.size)].flatten()
-            for group, rows in owners
-            if len(kept[group.name]) < group.size
-        ]
-        if dropped:
-            stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
-            stays[torch.cat(dropped)] = False
-            smaller = smaller.index_select(
-                dim, stays.nonzero().flatten().to(tensor.device)
-            )
+    for dim, size in enumerate(tensor.shape):
+        positions = neurons.active_along(kept, name, dim, size)
+        if positions is not None:
+            smaller = smaller.index_select(dim, positions.to(tensor.device))
     if smaller.shape == tensor.shape:
         return None
     if isinstance(tensor, nn.Parameter):
@@ -91,23 +85,17 @@ def _slice(name: str, tensor: Tensor, neurons: Neurons, kept: Active) -> Tensor 
     return smaller
 
 
-def _others(active: Tensor, size: int) -> Tensor:
-    is_frozen = torch.ones(size, dtype=torch.bool)
-    is_frozen[active] = False
-    return is_frozen.nonzero().flatten()
-
-
 def _kept_heads(
     layer: nn.MultiheadAttention, path: str, neurons: Neurons, kept: Active
-) -> Tensor | None:
-    """The heads of an attention layer that are left; None if all are."""
+) -> Tensor:
+    """The heads of an attention layer that are left."""
     name = f"{path}.out_proj.weight".lstrip(".")
     for group, _ in neurons.positions(name, 1):
         if len(kept[group.name]) < group.size:
             if group.size != layer.num_heads:
                 raise ModelError(f"{group.name}: its neurons are not whole heads")
             return kept[group.name]
-    return None
+    return torch.arange(layer.num_heads)
 
 
 # Sizes that layers keep beside their tensors ------------------------------------------
@@ -150,6 +138,13 @@ def _(layer: nn.modules.batchnorm._NormBase) -> None:
     tensor = layer.weight if layer.weight is not None else layer.running_mean
     if tensor is not None:
         layer.num_features = len(tensor)
+    else:  # nothing in it knows its width, but it would warn of another one
+        layer.register_forward_pre_hook(_follow_width)
+
+
+def _follow_width(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+    dims = {"1d": 1, "2d": 2, "3d": 3}[type(layer).__name__[-2:]]
+    vars(layer)["num_features"] = args[0].shape[-dims - 1]
 
 
 @resize.register

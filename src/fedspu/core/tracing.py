@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch_pruning
@@ -20,11 +21,30 @@ from fedspu.core.layers import NORMS, Ports, ports, stand_in
 from fedspu.core.probe import Probe, all_tensors, call, flat_tensors
 from fedspu.errors import ModelError
 
-Unit = dict[tuple[str, int], list[int]]
-"""One neuron: for each (tensor, axis) its sorted positions there."""
+Places = dict[tuple[str, int], list[int]]
+"""For each (tensor, axis) sorted positions there."""
 
 Key = tuple[str, int, int]
 """A position along an axis of a tensor, by name."""
+
+OUTPUT = "they reach the model's output"
+COMPUTED = "some of their weights are computed from other tensors"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One neuron: where it lies, and why it must be active, if it must."""
+
+    places: Places
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """All neurons met, and the axes along which neurons are read."""
+
+    units: list[Unit]
+    readers: set[tuple[str, int]]
 
 
 class _Links:
@@ -47,8 +67,8 @@ class _Links:
         self.parent[self.find(a)] = self.find(b)
 
 
-def trace(probe: Probe) -> list[tuple[Unit, bool]]:
-    """The model's neurons, and whether each reaches the output.
+def trace(probe: Probe) -> Traced:
+    """The model's neurons, as its dependency graph has them.
 
     None at all for a model that cannot be traced.
     """
@@ -57,7 +77,7 @@ def trace(probe: Probe) -> list[tuple[Unit, bool]]:
             return _trace_once(probe, with_buffers)
         except _TROUBLE:
             continue
-    return []
+    return Traced([], set())
 
 
 # What the tracer was seen to raise on models it cannot follow.
@@ -71,7 +91,7 @@ _TROUBLE = (
 )
 
 
-def _trace_once(probe: Probe, with_buffers: bool) -> list[tuple[Unit, bool]]:
+def _trace_once(probe: Probe, with_buffers: bool) -> Traced:
     model = copy.deepcopy(probe.model)
     names = {id(tensor): name for name, tensor in all_tensors(model)}
     for parameter in model.parameters():
@@ -101,7 +121,7 @@ def _trace_once(probe: Probe, with_buffers: bool) -> list[tuple[Unit, bool]]:
             ignored_layers=opaque,
             verbose=False,
         )
-    return _Walk(graph, known, names).units()
+    return _Walk(graph, known, names).walk()
 
 
 def _constants(model: nn.Module) -> list[Tensor]:
@@ -129,9 +149,10 @@ class _Walk:
         self.graph, self.known, self.names = graph, known, names
         self.links = _Links()
         self.places: set[Key] = set()
-        self.outputs: list[Any] = []
+        self.readers: set[tuple[str, int]] = set()
+        self.reasons: list[tuple[str, Any]] = []
 
-    def units(self) -> list[tuple[Unit, bool]]:
+    def walk(self) -> Traced:
         """All neurons met on the walk, each with its positions."""
         todo = []
         for module, node in self.graph.module2node.items():
@@ -164,7 +185,7 @@ class _Walk:
     def _visit(self, node: Any, side: Any, channels: list[int]) -> None:
         """Join each channel at this side of a node with its places in tensors."""
         if node.type == OPTYPE.OUTPUT:
-            self.outputs.extend((node, side, c) for c in channels)
+            self.reasons.extend((OUTPUT, (node, side, c)) for c in channels)
         module = node.module
         for channel in channels:
             if isinstance(module, Tensor):
@@ -175,6 +196,8 @@ class _Walk:
                 if key[0]:
                     self.places.add(key)
                     self.links.join(key, (node, side, channel))
+                else:
+                    self.reasons.append((COMPUTED, (node, side, channel)))
 
     def _layer_places(
         self, module: nn.Module, side: Any, channel: int
@@ -187,7 +210,10 @@ class _Walk:
         if side == pruner.prune_out_channels:
             places += port.outputs(channel)
         if side == pruner.prune_in_channels:
-            places += port.inputs(channel)
+            read = port.inputs(channel)
+            places += read
+            if side != pruner.prune_out_channels:
+                self.readers.update(self._key(place)[:2] for place in read)
         return places
 
     def _neighbours(
@@ -203,10 +229,11 @@ class _Walk:
                 self.links.join((node, side, here), (step.target, step.handler, there))
             yield step.target, step.handler, [there for there, _ in pairs]
 
-    def _collect(self) -> list[tuple[Unit, bool]]:
-        found: dict[Any, Unit] = defaultdict(lambda: defaultdict(list))
+    def _collect(self) -> Traced:
+        found: dict[Any, Places] = defaultdict(lambda: defaultdict(list))
         for name, dim, position in sorted(self.places):
-            unit = found[self.links.find((name, dim, position))]
-            unit[name, dim].append(position)
-        ends = {self.links.find(end) for end in self.outputs}
-        return [(dict(unit), root in ends) for root, unit in found.items()]
+            places = found[self.links.find((name, dim, position))]
+            places[name, dim].append(position)
+        reasons = {self.links.find(item): reason for reason, item in self.reasons}
+        units = [Unit(dict(p), reasons.get(root, "")) for root, p in found.items()]
+        return Traced(units, self.readers)

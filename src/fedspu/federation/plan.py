@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -126,9 +127,18 @@ def divide(settings: Settings, data: Dataset) -> tuple[Split, ...]:
         rng=stream(settings.seed, "partition"),
     )
     return tuple(
-        split(share, labels, settings.data.split, stream(settings.seed, "split", 0, k))
-        for k, share in enumerate(shares)
+        _split(settings, share, labels, client) for client, share in enumerate(shares)
     )
+
+
+def _split(
+    settings: Settings, share: np.ndarray, labels: np.ndarray, client: int
+) -> Split:
+    rng = stream(settings.seed, "split", client=client)
+    try:
+        return split(share, labels, settings.data.split, rng)
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from None
 
 
 def _device(name: str) -> torch.device:
@@ -157,12 +167,17 @@ def _check_model(model: nn.Module, data: Dataset, splits: tuple[Split, ...]) -> 
         ) from error
     finally:
         model.train(was_training)
-    wanted = (2, data.num_classes)
-    if not isinstance(out, Tensor) or tuple(out.shape) != wanted:
+    classes = data.num_classes
+    if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != 2:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ModelError(
-            f"the model returned {found} for two examples; expected {wanted}: one "
-            f"score for each of the {data.num_classes} classes of {data.name}"
+            f"the model returned {found} for two examples; expected (2, {classes}): "
+            f"one score for each of the classes of {data.name}"
+        )
+    if out.shape[1] < classes:
+        raise ModelError(
+            f"the model has scores for {out.shape[1]} classes, and the labels of "
+            f"{data.name} go up to {classes - 1}; it needs {classes} outputs"
         )
     if any(isinstance(layer, _BATCH_NORMS) for layer in model.modules()):
         for client, part in enumerate(splits):

@@ -1,0 +1,500 @@
+"""The fast path for small networks that are one chain of layers.
+
+Small networks spend their time between operations, not in them. A chain of
+convolutions, batch norms, ReLUs, 2x2 max-pools and linear layers runs as one autograd
+function with a backward pass written by hand: it keeps only what its own backward
+reads, pools by comparing neighbours, and carries gradient for those channels alone that
+need it. Frozen neurons of the first layer lead to frozen weights only: they need none.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fedspu.core.kernels import Convolution
+from fedspu.core.layout import Span, Spans, num_in, take_span, take_spans
+
+# Finding a chain ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """One weighted layer, and what directly follows it."""
+
+    layer: nn.Conv2d | nn.Linear
+    norm: nn.BatchNorm2d | None = None
+    has_relu: bool = False
+    has_pool: bool = False
+    flattens: bool = False  # its input: from maps to features
+
+
+_KNOWN: "WeakKeyDictionary[nn.Module, tuple[Link, ...]]" = WeakKeyDictionary()
+
+
+def find_chain(model: nn.Module) -> tuple[Link, ...]:
+    """The model as a chain of links; none if it is not one that we can run."""
+    if model not in _KNOWN:
+        try:
+            _KNOWN[model] = tuple(_links(torch.fx.symbolic_trace(model)))
+        except Exception:  # whatever a model's code does when traced, it is no chain
+            _KNOWN[model] = ()
+    if "forward" in vars(model) or any(map(_is_watched, model.modules())):
+        return ()
+    return _KNOWN[model]
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    return bool(
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
+
+
+class _NoChainError(Exception):
+    """The model has something that no chain has."""
+
+
+def _links(traced: torch.fx.GraphModule) -> Iterator[Link]:
+    """Read the graph from its input to its output, link by link."""
+    words: list[Any] = []
+    nodes = list(traced.graph.nodes)
+    if nodes[0].op != "placeholder" or nodes[-1].op != "output":
+        raise _NoChainError
+    before = nodes[0]
+    for node in nodes[1:]:
+        inputs = node.all_input_nodes
+        if inputs != [before] or (len(before.users) != 1):
+            raise _NoChainError
+        if node.op != "output":
+            words += _word(traced, node)
+        before = node
+    flattens = False
+    while words:
+        word = words.pop(0)
+        if word == "flatten":
+            flattens = True
+            continue
+        if not isinstance(word, nn.Conv2d | nn.Linear):
+            raise _NoChainError
+        norm, rest = None, {"relu": False, "pool": False}
+        if words and isinstance(words[0], nn.BatchNorm2d):
+            norm = words.pop(0)
+        for name in ("relu", "pool"):
+            if words and words[0] == name:
+                rest[name] = True
+                words.pop(0)
+        needs_map = norm is not None or rest["pool"]
+        if needs_map and not isinstance(word, nn.Conv2d):
+            raise _NoChainError
+        if rest["pool"] and not rest["relu"]:
+            raise _NoChainError
+        yield Link(word, norm, rest["relu"], rest["pool"], flattens)
+        flattens = False
+    if flattens:
+        raise _NoChainError
+
+
+def _word(traced: torch.fx.GraphModule, node: torch.fx.Node) -> list[Any]:
+    """What a node of the graph does: a layer, or the name of an operation."""
+    if node.op == "call_module":
+        return _layer_word(traced.get_submodule(str(node.target)))
+    rest: Any = node.args[1:]
+    named: Any = node.kwargs
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    if name in ("relu", "relu_") and not rest:
+        return ["relu"]
+    if node.target in (F.max_pool2d, torch.max_pool2d) and _is_two(*rest, **named):
+        return ["pool"]
+    if name == "flatten" and (*rest, *named.values()) in ((1,), (1, -1)):
+        return ["flatten"]
+    raise _NoChainError
+
+
+def _layer_word(layer: nn.Module) -> list[Any]:
+    if isinstance(layer, nn.Identity):
+        return []
+    if isinstance(layer, nn.ReLU):
+        return ["relu"]
+    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
+        return ["flatten"]
+    if isinstance(layer, nn.MaxPool2d) and _is_two(
+        layer.kernel_size,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.ceil_mode,
+        layer.return_indices,
+    ):
+        return ["pool"]
+    if type(layer) is nn.BatchNorm2d:
+        is_usual = layer.affine and layer.track_running_stats
+        if is_usual and layer.momentum is not None:
+            return [layer]
+    if type(layer) is nn.Conv2d:
+        is_usual = layer.groups == 1 and layer.padding_mode == "zeros"
+        if is_usual and not isinstance(layer.padding, str):
+            return [layer]
+    if type(layer) is nn.Linear:
+        return [layer]
+    raise _NoChainError
+
+
+def _is_two(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> bool:
+    """Whether a pool is 2x2, moves by 2, and does nothing else."""
+    two = (2, (2, 2), [2, 2])
+    return (
+        kernel_size in two
+        and (stride is None or stride in two)
+        and padding in (0, (0, 0))
+        and dilation in (1, (1, 1))
+        and not ceil_mode
+        and not return_indices
+    )
+
+
+# Running a chain ----------------------------------------------------------------------
+
+
+@contextmanager
+def running_chain(
+    model: nn.Module,
+    spans: Mapping[str, Spans],
+    trainable: Mapping[str, Tensor],
+    is_truncated: bool,
+) -> Iterator[None]:
+    """Inside, a chain in training runs as one operation; any other model as ever.
+
+    ``trainable`` are the leaves by the name of their parameter.
+    """
+    stages = _stages(model, find_chain(model), spans, list(trainable), is_truncated)
+    if not stages:
+        yield
+        return
+    leaves, own = list(trainable.values()), model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        is_plain = len(args) == 1 and not kwargs and _runs(stages, args[0], model)
+        if not is_plain:
+            return own(*args, **kwargs)
+        return Chain.apply(args[0], stages, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
+
+    vars(model)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(model)["forward"]
+
+
+def _runs(stages: list["Stage"], x: Any, model: nn.Module) -> bool:
+    """Whether the chain stands for the model on this input, in its present mode."""
+    first = stages[0].link.layer.weight
+    return (
+        torch.is_grad_enabled()
+        and isinstance(x, Tensor)
+        and not x.requires_grad
+        and x.dtype == first.dtype
+        and x.dim() == (4 if stages[0].conv else 2)
+        and not torch.is_autocast_enabled(x.device.type)
+        and all(stage.link.norm is None or stage.link.norm.training for stage in stages)
+    )
+
+
+def _stages(
+    model: nn.Module,
+    links: tuple[Link, ...],
+    spans: Mapping[str, Spans],
+    names: list[str],
+    is_truncated: bool,
+) -> list["Stage"]:
+    """The links with what of each trains; none if their spans do not fit a chain."""
+    name_of = {id(p): name for name, p in model.named_parameters()}
+    stages: list[Stage] = []
+    for i, link in enumerate(links):
+        tensors = [link.layer.weight, link.layer.bias]
+        tensors += [link.norm.weight, link.norm.bias] if link.norm is not None else []
+        own = ["" if t is None else name_of.get(id(t), "?") for t in tensors]
+        if "?" in own or own[0] not in names:
+            return []
+        rows, reads = spans[own[0]][:2]
+        if any(name and not _same(spans[name][0], rows) for name in own[1:]):
+            return []
+        before = stages[-1] if stages else None
+        stage = Stage(
+            link=link,
+            active=rows,
+            reads=reads,
+            need_out=rows if i == 0 or is_truncated else None,
+            need_in=reads if i == 1 or is_truncated else None,
+            is_first=i == 0,
+            slots=tuple(names.index(n) if n in names else None for n in own),
+            conv=_convolution(link.layer)
+            if isinstance(link.layer, nn.Conv2d)
+            else None,
+        )
+        if before is not None and (before.active is None) != (reads is None):
+            return []
+        stages.append(stage)
+    if len({id(stage.link.layer) for stage in stages}) < len(stages):
+        return []
+    return stages
+
+
+def _same(a: Span, b: Span) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return a is b or (isinstance(a, int) and a == b)
+
+
+def _convolution(layer: nn.Conv2d) -> Convolution:
+    padding = layer.padding
+    assert not isinstance(padding, str)
+    return Convolution(layer.stride, padding, layer.dilation, False, (0, 0), 1)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A link with its values, and what of it trains and needs gradient.
+
+    ``active`` are its trained outputs, ``reads`` its trained inputs; ``need_out`` and
+    ``need_in`` the outputs and inputs that carry gradient at all. ``slots`` says where
+    the leaves of weight, bias, norm weight and norm bias stand in the list of leaves.
+    """
+
+    link: Link
+    active: Span
+    reads: Span
+    need_out: Span
+    need_in: Span
+    is_first: bool
+    slots: tuple[int | None, ...]
+    conv: Convolution | None
+
+    @property
+    def active_in_need(self) -> Span:
+        """The active outputs among those that carry gradient."""
+        return None if self.need_out is self.active else self.active
+
+
+class Chain(torch.autograd.Function):
+    """The whole chain as one operation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stages: list[Stage], *leaves: Tensor) -> Tensor:
+        """The model's own output; keeps what the backward pass below reads."""
+        saved: list[Tensor] = []
+        ctx.shapes = []
+        for stage in stages:
+            ctx.shapes.append(x.shape)
+            if stage.link.flattens:
+                x = x.flatten(1)
+            x = (_forward_map if stage.conv else _forward_flat)(stage, x, saved)
+        ctx.save_for_backward(*saved)
+        ctx.stages, ctx.num_leaves = stages, len(leaves)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """The gradients of the leaves."""
+        saved = list(ctx.saved_tensors)
+        grads: list[Tensor | None] = [None] * ctx.num_leaves
+        for stage, shape in zip(
+            reversed(ctx.stages), reversed(ctx.shapes), strict=True
+        ):
+            back = _backward_map if stage.conv else _backward_flat
+            grad = back(stage, grad, saved, grads, shape)
+        return (None, None, *grads)
+
+
+def _keep(x: Tensor, span: Span) -> Tensor:
+    """The channels that the backward pass reads, in memory of their own."""
+    return x if span is None else take_span(x, 1, span).contiguous()
+
+
+def _forward_flat(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
+    layer = stage.link.layer
+    assert isinstance(layer, nn.Linear)
+    weight, bias = plain(layer.weight), plain(layer.bias)
+    saved.append(x if stage.is_first else _keep(x, stage.reads))
+    y = F.linear(x, weight, bias)
+    if stage.link.has_relu:
+        y.relu_()
+        saved.append(take_span(y, 1, stage.need_out) > 0)
+    return y
+
+
+def _backward_flat(
+    stage: Stage,
+    grad: Tensor,
+    saved: list[Tensor],
+    grads: list[Tensor | None],
+    shape: torch.Size,
+) -> Tensor:
+    layer = stage.link.layer
+    assert isinstance(layer, nn.Linear)
+    if stage.link.has_relu:
+        grad = grad * saved.pop()
+    read = saved.pop()
+    if stage.is_first:
+        read = take_span(read, 1, stage.reads)
+    active = take_span(grad, 1, stage.active_in_need)
+    _put(grads, stage.slots[0], lambda: active.t() @ read)
+    _put(grads, stage.slots[1], lambda: active.sum(0))
+    if stage.is_first:
+        return grad
+    weight = take_spans(plain(layer.weight), (stage.need_out, stage.need_in))
+    below = grad @ weight
+    return below.view(len(below), -1, *shape[2:]) if stage.link.flattens else below
+
+
+def _put(grads: list[Tensor | None], slot: int | None, make: Any) -> None:
+    if slot is not None:
+        grads[slot] = make()
+
+
+def _forward_map(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
+    layer, norm = stage.link.layer, stage.link.norm
+    assert stage.conv is not None
+    saved.append(x if stage.is_first else _keep(x, stage.reads))
+    y = stage.conv.run(x, plain(layer.weight), plain(layer.bias))
+    if norm is not None:
+        raw = y
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        y, mean, deviation = torch.ops.aten.native_batch_norm(
+            raw,
+            plain(norm.weight),
+            plain(norm.bias),
+            norm.running_mean,
+            norm.running_var,
+            True,
+            norm.momentum,
+            norm.eps,
+        )
+        saved.append(_keep(raw, stage.need_out))
+        saved += [
+            take_span(mean, 0, stage.need_out),
+            take_span(deviation, 0, stage.need_out),
+        ]
+    if stage.link.has_pool:
+        y, winner = pool(y, stage.need_out)
+        saved.append(winner)
+    elif stage.link.has_relu:
+        y.relu_()
+        saved.append(take_span(y, 1, stage.need_out) > 0)
+    return y
+
+
+def _backward_map(
+    stage: Stage,
+    grad: Tensor,
+    saved: list[Tensor],
+    grads: list[Tensor | None],
+    shape: torch.Size,
+) -> Tensor:
+    layer, norm, conv = stage.link.layer, stage.link.norm, stage.conv
+    assert conv is not None
+    if stage.link.has_pool:
+        winner = saved.pop()
+        grad = unpool(grad, winner, conv.size_of_output(shape, layer.weight.shape))
+    elif stage.link.has_relu:
+        grad = grad * saved.pop()
+    if norm is not None:
+        deviation, mean, raw = saved.pop(), saved.pop(), saved.pop()
+        grad, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad,
+            raw,
+            take_span(plain(norm.weight), 0, stage.need_out),
+            None,
+            None,
+            mean,
+            deviation,
+            True,
+            norm.eps,
+            [True, True, True],
+        )
+        _put(
+            grads,
+            stage.slots[2],
+            lambda: take_span(grad_weight, 0, stage.active_in_need),
+        )
+        _put(
+            grads, stage.slots[3], lambda: take_span(grad_bias, 0, stage.active_in_need)
+        )
+    read = saved.pop()
+    active = take_span(grad, 1, stage.active_in_need)
+    weight = plain(layer.weight)
+    if stage.slots[0] is not None:
+        size = (active.shape[1], read.shape[1], *weight.shape[2:])
+        grads[stage.slots[0]] = conv.grad_weight(active, read, size, 1)
+    _put(grads, stage.slots[1], lambda: active.sum((0, 2, 3)))
+    if stage.is_first:
+        return grad
+    block = take_spans(weight, (stage.need_out, stage.need_in))
+    below = torch.Size((shape[0], num_in(stage.need_in, shape[1]), *shape[2:]))
+    return conv.grad_input(grad, below, block, 1)
+
+
+def plain(weight: Any) -> Any:
+    """The full value of a parameter, partial or not, without a gradient."""
+    if weight is None:
+        return None
+    return weight.now() if hasattr(weight, "now") else weight.detach()
+
+
+# A 2x2 pool of a ReLU -----------------------------------------------------------------
+
+_CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))
+_NOBODY = 4
+
+
+def _corner(x: Tensor, corner: tuple[int, int]) -> Tensor:
+    height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
+    return x[:, :, corner[0] : height : 2, corner[1] : width : 2]
+
+
+def pool(x: Tensor, need: Span) -> tuple[Tensor, Tensor]:
+    """The greatest of each four, at least 0; and which of them it is, where needed.
+
+    As ``max_pool2d(relu(x), 2)``: of equals the first, nobody where none is above 0.
+    """
+    corners = [_corner(x, corner) for corner in _CORNERS]
+    top = torch.maximum(corners[0], corners[1])
+    bottom = torch.maximum(corners[2], corners[3])
+    best = torch.maximum(top, bottom)
+    seen = [take_span(corner, 1, need) for corner in (*corners, top, bottom, best)]
+    is_right = seen[1] > seen[0]
+    is_bottom = seen[5] > seen[4]
+    is_bottom_right = seen[3] > seen[2]
+    winner = torch.where(
+        is_bottom, is_bottom_right.to(torch.uint8) + 2, is_right.to(torch.uint8)
+    )
+    winner.masked_fill_(seen[6] <= 0, _NOBODY)
+    return best.relu_(), winner
+
+
+def unpool(grad: Tensor, winner: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Each gradient at the place of its winner, on maps of this size; else zero."""
+    shape = (*grad.shape[:2], *size)
+    is_even = all(side % 2 == 0 for side in size)
+    out = grad.new_empty(shape) if is_even else grad.new_zeros(shape)
+    for k, corner in enumerate(_CORNERS):
+        torch.mul(grad, winner == k, out=_corner(out, corner))
+    return out

@@ -1,0 +1,238 @@
+"""Weighted operations whose backward pass computes the active block alone.
+
+Each computes the same output as the plain operation. Backward, the weight's gradient is
+computed for the block of active entries only, from the active channels of the input and
+of the gradient; the gradient of the input is the true one (``exact``), or passes from
+active outputs to active inputs alone (``truncated``).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedspu.core.layout import Span, num_in, take_span, take_spans
+
+_SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Hardtanh", "Exp")
+"""Operations that keep their output for their own backward pass."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a weighted operation trains.
+
+    ``rows`` and ``columns`` are along the weight's first two axes, ``bias`` along the
+    bias; ``inputs`` and ``outputs`` are channels of the operation.
+    """
+
+    rows: Span
+    columns: Span
+    bias: Span
+    inputs: Span
+    outputs: Span
+    is_truncated: bool
+
+
+def read_by_part(x: Tensor, dim: int, inputs: Span) -> tuple[Tensor, Span]:
+    """What is kept of the input for the weight's gradient, and what to take of that.
+
+    The active channels are copied out, unless the operation before keeps all of ``x``
+    anyway: then a copy would only be more.
+    """
+    if inputs is None:
+        return x, None
+    name = x.grad_fn.name() if x.grad_fn is not None else ""
+    if name.startswith(_SAVE_THEIR_RESULT) or (x.grad_fn is None and x.is_leaf):
+        return x, inputs
+    return take_span(x, dim, inputs).contiguous(), None
+
+
+def fill(part: Tensor, dim: int, span: Span, shape: torch.Size) -> Tensor:
+    """A tensor of zeros with ``part`` at the positions of one axis."""
+    if span is None:
+        return part
+    whole = part.new_zeros(shape)
+    if isinstance(span, int):
+        whole.narrow(dim, 0, span).copy_(part)
+        return whole
+    return whole.index_copy_(dim, span.to(part.device), part)
+
+
+class LinearPart(torch.autograd.Function):
+    """``F.linear`` with the gradient of a part of its weight and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        leaf: Tensor,
+        bias_leaf: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        part: Part,
+    ) -> Tensor:
+        """The plain operation; keeps what the active part's gradient reads."""
+        kept, ctx.rest = read_by_part(x, -1, part.inputs)
+        ctx.save_for_backward(kept, weight)
+        ctx.part, ctx.shape = part, x.shape
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input and of the leaves."""
+        kept, weight = ctx.saved_tensors
+        part: Part = ctx.part
+        whole = grad.reshape(-1, grad.shape[-1])
+        active = take_span(whole, 1, part.outputs)
+        grad_x = grad_leaf = grad_bias = None
+        if ctx.needs_input_grad[0] and part.is_truncated:
+            block = take_spans(weight, (part.rows, part.columns))
+            shape = (len(whole), ctx.shape[-1])
+            grad_x = fill(active @ block, 1, part.inputs, torch.Size(shape))
+            grad_x = grad_x.view(ctx.shape)
+        elif ctx.needs_input_grad[0]:
+            grad_x = (whole @ weight).view(ctx.shape)
+        if ctx.needs_input_grad[1]:
+            read = take_span(kept.reshape(-1, kept.shape[-1]), 1, ctx.rest)
+            grad_leaf = active.t() @ read
+        if ctx.needs_input_grad[2]:
+            grad_bias = take_span(whole, 1, part.bias).sum(0)
+        return grad_x, grad_leaf, grad_bias, None, None, None
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The numbers of a convolution, as PyTorch's own functions take them."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    is_transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The forward pass."""
+        numbers = self._numbers(self.groups)
+        out: Tensor = torch.ops.aten.convolution(x, weight, bias, *numbers)
+        return out
+
+    def size_of_output(self, x: torch.Size, weight: torch.Size) -> tuple[int, ...]:
+        """Height and width, or the like, of what comes out."""
+        numbers = zip(
+            x[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True
+        )
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in numbers
+        )
+
+    def grad_input(
+        self, grad: Tensor, shape: torch.Size, weight: Tensor, groups: int
+    ) -> Tensor:
+        """The gradient of an input of this shape."""
+        like = grad.new_empty(1).expand(shape)
+        found: Tensor = torch.ops.aten.convolution_backward(
+            grad, like, weight, None, *self._numbers(groups), [True, False, False]
+        )[0]
+        return found
+
+    def grad_weight(
+        self, grad: Tensor, x: Tensor, shape: tuple[int, ...], groups: int
+    ) -> Tensor:
+        """The gradient of a weight of this shape."""
+        like = grad.new_empty(1).expand(shape)
+        found: Tensor = torch.ops.aten.convolution_backward(
+            grad, x, like, None, *self._numbers(groups), [False, True, False]
+        )[1]
+        return found
+
+    def _numbers(self, groups: int) -> tuple[Any, ...]:
+        return (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.is_transposed,
+            self.output_padding,
+            groups,
+        )
+
+
+class ConvolutionPart(torch.autograd.Function):
+    """A convolution, transposed or not, with the gradient of a part of its weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        leaf: Tensor,
+        bias_leaf: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        part: Part,
+        conv: Convolution,
+    ) -> Tensor:
+        """The plain operation; keeps what the active part's gradient reads."""
+        kept, ctx.rest = read_by_part(x, 1, part.inputs)
+        ctx.save_for_backward(kept, weight)
+        ctx.part, ctx.conv, ctx.shape = part, conv, x.shape
+        return conv.run(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input and of the leaves."""
+        kept, weight = ctx.saved_tensors
+        part: Part = ctx.part
+        conv: Convolution = ctx.conv
+        active = take_span(grad, 1, part.outputs)
+        num_in_active = num_in(part.inputs, ctx.shape[1])
+        is_depthwise = conv.groups == ctx.shape[1]
+        groups = num_in_active if is_depthwise else conv.groups
+        grad_x = grad_leaf = grad_bias = None
+        if ctx.needs_input_grad[0] and part.is_truncated:
+            block = take_spans(weight, (part.rows, part.columns))
+            shape = torch.Size((ctx.shape[0], num_in_active, *ctx.shape[2:]))
+            grad_part = conv.grad_input(active, shape, block, groups)
+            grad_x = fill(grad_part, 1, part.inputs, ctx.shape)
+        elif ctx.needs_input_grad[0]:
+            grad_x = conv.grad_input(grad, ctx.shape, weight, conv.groups)
+        if ctx.needs_input_grad[1]:
+            shape_leaf = (
+                num_in(part.rows, weight.shape[0]),
+                num_in(part.columns, weight.shape[1]),
+                *weight.shape[2:],
+            )
+            read = take_span(kept, 1, ctx.rest)
+            grad_leaf = conv.grad_weight(active, read, shape_leaf, groups)
+        if ctx.needs_input_grad[2]:
+            others = [dim for dim in range(grad.dim()) if dim != 1]
+            grad_bias = take_span(grad, 1, part.bias).sum(others)
+        return grad_x, grad_leaf, grad_bias, None, None, None, None
+
+
+class EmbeddingPart(torch.autograd.Function):
+    """``F.embedding`` with the gradient of some columns of its weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        leaf: Tensor,
+        weight: Tensor,
+        columns: Span,
+        padding: int,
+        by_frequency: bool,
+    ) -> Tensor:
+        """The plain operation; keeps the tokens."""
+        ctx.save_for_backward(tokens)
+        ctx.columns, ctx.rest = columns, (len(weight), padding, by_frequency)
+        return torch.embedding(weight, tokens, padding, by_frequency)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input and of the leaves."""
+        (tokens,) = ctx.saved_tensors
+        active = take_span(grad, -1, ctx.columns).contiguous()
+        grad_leaf = torch.ops.aten.embedding_dense_backward(active, tokens, *ctx.rest)
+        return None, grad_leaf, None, None, None, None

@@ -1,0 +1,199 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedspu import map_neurons, state_of
+from fedspu.core.training import OPTIMIZERS, Recipe, batches, make_optimizer, train
+from fedspu.errors import SettingsError, TrainingError
+from tests.zoo import chain, noise
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def mlp() -> nn.Module:
+    return chain(fc1=nn.Linear(6, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 3)).double()
+
+
+def data(count: int) -> tuple[Tensor, Tensor]:
+    return noise(count, 6).double(), torch.arange(count) % 3
+
+
+# Batches ------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_the_batches_of_an_epoch_hold_each_example_once(
+    count: int, size: int, seed: int
+) -> None:
+    seen = torch.cat(list(batches(count, size, rng(seed))))
+    assert sorted(seen.tolist()) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "lengths"),
+    [
+        (8, 4, [4, 4]),
+        (10, 4, [4, 4, 2]),
+        (9, 4, [4, 5]),  # a last batch of one joins the one before
+        (5, 4, [5]),
+        (4, 5, [4]),
+        (1, 4, [1]),  # nothing to join
+        (2, 1, [2]),
+        (3, 1, [1, 2]),
+    ],
+)
+def test_a_last_batch_of_one_joins_the_one_before(
+    count: int, size: int, lengths: list[int]
+) -> None:
+    assert [len(batch) for batch in batches(count, size, rng())] == lengths
+
+
+def test_one_stream_gives_one_order_of_examples() -> None:
+    orders = [torch.cat(list(batches(50, 8, rng(s)))).tolist() for s in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_the_next_epoch_has_another_order() -> None:
+    stream = rng()
+    first = torch.cat(list(batches(50, 8, stream))).tolist()
+    assert torch.cat(list(batches(50, 8, stream))).tolist() != first
+
+
+# Training -----------------------------------------------------------------------------
+
+
+def test_training_all_neurons_is_plain_training() -> None:
+    model, (x, y) = mlp(), data(9)
+    plain = copy.deepcopy(model)
+    recipe = Recipe(epochs=2, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.01)
+    neurons = map_neurons(model, x)
+
+    train(model, neurons, neurons.everything(), x, y, recipe, rng(3))
+
+    optimizer = torch.optim.SGD(
+        plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01
+    )
+    order = rng(3)
+    for _ in range(2):
+        for batch in list(batches(9, 4, order)):
+            optimizer.zero_grad()
+            F.cross_entropy(plain(x[batch]), y[batch]).backward()
+            optimizer.step()
+    trained = state_of(model)
+    assert all(
+        torch.allclose(trained[name], values, rtol=0, atol=1e-12)
+        for name, values in state_of(plain).items()
+    )
+
+
+def test_the_loss_is_the_mean_over_examples_with_the_weights_they_met() -> None:
+    model, (x, y) = mlp(), data(5)  # batches of 2 and 3
+    losses: list[float] = []
+
+    class Spied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.inner(x)
+            labels = torch.stack([y[int((row == own).all(1).nonzero())] for row in x])
+            losses.extend(F.cross_entropy(logits, labels, reduction="none").tolist())
+            return logits
+
+    own = x
+    spied = Spied()
+    neurons = map_neurons(spied, x)
+    losses.clear()
+    recipe = Recipe(epochs=2, batch_size=2, lr=0.5)
+    loss = train(spied, neurons, neurons.everything(), x, y, recipe, rng())
+    assert len(losses) == 10
+    assert loss == pytest.approx(sum(losses) / 10, rel=1e-12)
+
+
+def test_no_step_size_gives_the_model_s_own_loss() -> None:
+    model, (x, y) = mlp(), data(5)
+    neurons = map_neurons(model, x)
+    recipe = Recipe(epochs=3, batch_size=2, lr=0.0)
+    loss = train(model, neurons, neurons.everything(), x, y, recipe, rng())
+    own = F.cross_entropy(model(x), y).item()
+    assert loss == pytest.approx(own, rel=1e-12)
+
+
+def test_only_active_entries_are_trained() -> None:
+    model, (x, y) = mlp(), data(6)
+    neurons = map_neurons(model, x)
+    before = state_of(model)
+    active = {"fc1": torch.tensor([1, 4])}
+    recipe = Recipe(epochs=3, batch_size=2, optimizer="adamw", weight_decay=0.1)
+    train(model, neurons, active, x, y, recipe, rng())
+    after = state_of(model)
+    moved = {name: after[name] != before[name] for name in before}
+    rows = torch.tensor([False, True, False, False, True, False, False, False])
+    assert torch.equal(moved["fc1.weight"], rows[:, None].expand(8, 6))
+    assert torch.equal(moved["fc1.bias"], rows)
+    assert torch.equal(moved["fc2.weight"], rows.expand(3, 8))
+    assert moved["fc2.bias"].all()
+
+
+def test_training_is_done_in_train_mode() -> None:
+    model = chain(fc=nn.Linear(6, 3), bn=nn.BatchNorm1d(3)).eval()
+    x, y = noise(6, 6), torch.arange(6) % 3
+    neurons = map_neurons(model, x)
+    train(model, neurons, {}, x, y, Recipe(epochs=1, batch_size=3), rng())
+    assert int(model.get_buffer("bn.num_batches_tracked")) == 2
+
+
+def test_one_stream_trains_to_one_model() -> None:
+    x, y = data(20)
+    first, recipe = mlp(), Recipe(epochs=2, batch_size=4)
+    neurons = map_neurons(first, x)
+    models = [copy.deepcopy(first) for _ in range(3)]
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        train(model, neurons, {"fc1": torch.arange(4)}, x, y, recipe, rng(seed))
+    weights = [model.get_parameter("fc1.weight") for model in models]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_a_number_is_an_error_that_names_the_step_size(
+    bad: float,
+) -> None:
+    model, (x, y) = mlp(), data(6)
+    neurons = map_neurons(model, x)
+    x[2, 3] = bad
+    with pytest.raises(TrainingError, match=r"lower train.lr \(it is 0.25\)"):
+        train(model, neurons, neurons.everything(), x, y, Recipe(lr=0.25), rng())
+
+
+def test_a_diverging_client_is_an_error() -> None:
+    model, (x, y) = mlp(), data(6)
+    neurons = map_neurons(model, x)
+    with pytest.raises(TrainingError):
+        train(model, neurons, {"fc1": torch.arange(4)}, x, y, Recipe(lr=1e200), rng())
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_an_optimizer_is_made_by_its_name(name: str) -> None:
+    recipe = Recipe(optimizer=name, lr=0.3, momentum=0.8, weight_decay=0.2)
+    optimizer = make_optimizer([torch.zeros(2, requires_grad=True)], recipe)
+    settings = optimizer.defaults
+    assert type(optimizer) is OPTIMIZERS[name]
+    assert (settings["lr"], settings["weight_decay"]) == (0.3, 0.2)
+    assert settings.get("momentum", 0.8) == 0.8
+
+
+def test_an_unknown_optimizer_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SettingsError, match=r"'sdg': expected one of adam, adamw, sgd"):
+        make_optimizer([torch.zeros(2)], Recipe(optimizer="sdg"))

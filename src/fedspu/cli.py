@@ -30,11 +30,17 @@ app = typer.Typer(
 )
 
 
+INTERRUPTED = 130
+"""The exit code of a command ended by Ctrl-C."""
+
+
 def main() -> None:
     """Run the command, and end with the right exit code."""
     try:
         with _plain_warnings():
-            app(standalone_mode=False)
+            code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
     except FedSPUError as error:
         _complain(str(error))
         sys.exit(2)
@@ -43,7 +49,7 @@ def main() -> None:
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def _complain(text: str) -> None:
@@ -114,6 +120,13 @@ def _numbers(text: str | None, name: str) -> list[float] | None:
         raise SettingsError(
             f"{name} {text}: expected numbers separated by commas, like 0.2,0.4,1"
         ) from None
+
+
+def _whole_numbers(text: str, name: str) -> list[int]:
+    numbers = _numbers(text, name) or []
+    if any(number != int(number) for number in numbers):
+        raise SettingsError(f"{name} {text}: expected whole numbers, like 0,1,2")
+    return [int(number) for number in numbers]
 
 
 def _given(config: Path | None, overrides: list[str] | None, **flags: Any) -> Any:
@@ -228,8 +241,8 @@ def run(
         return
     console = Console(soft_wrap=True)
     console.print(run_table(result.summary))
-    console.print(f"Results and models: {path}")
-    console.print(f"Next: {_suggest(result.summary)}")
+    console.print(f"Results and models: {path}", markup=False)
+    console.print(f"Next: {_suggest(result.summary)}", markup=False)
 
 
 def _new_folder(given: dict[str, Any]) -> Path:
@@ -261,7 +274,7 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
                 f"interrupted; rounds up to {saved} are saved. Go on with "
                 f"`fedspu run --resume {path}`"
             )
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
         raise
 
 
@@ -320,13 +333,13 @@ def compare(
             given,
             methods=[name.strip() for name in methods.split(",")],
             alphas=listed,
-            seeds=[int(number) for number in _numbers(seeds, "--seeds") or []],
+            seeds=_whole_numbers(seeds, "--seeds"),
             out=out,
             begin=begin,
         )
     except KeyboardInterrupt:
         _complain("interrupted; the same command goes on where it was")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     finally:
         for last in displays:
             last.__exit__(None, None, None)
@@ -336,7 +349,7 @@ def compare(
     console = Console(soft_wrap=True)
     console.print(rich_table(compare_rows(summaries)))
     console.print("± is the 95 % interval of the mean over seeds (Student's t).")
-    console.print(f"Runs, comparison.md and comparison.json: {out}")
+    console.print(f"Runs, comparison.md and comparison.json: {out}", markup=False)
 
 
 @app.command()

@@ -9,9 +9,8 @@ from typing import Any
 
 from fedspu.errors import StorageError
 from fedspu.federation.store import read_index
-from fedspu.methods import find_method
 from fedspu.reports.tables import compare_rows, markdown
-from fedspu.settings import flatten, read_toml
+from fedspu.settings import Settings, flatten, read_toml
 from fedspu.simulation import Watch, lay_out, resume, simulate
 
 
@@ -26,7 +25,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Its folder's name."""
-        return f"{self.method}-alpha-{self.alpha:g}-seed-{self.seed}"
+        alpha = repr(self.alpha).removesuffix(".0")
+        return f"{self.method}-alpha-{alpha}-seed-{self.seed}"
 
 
 def compare(
@@ -42,17 +42,17 @@ def compare(
     ``begin`` is told of each run, and whether it is finished already, and returns who
     watches it. Finished runs are read, interrupted ones go on where they were.
     """
-    for method in methods:
-        find_method(method)
     cells = [Cell(*three) for three in product(methods, alphas, seeds)]
     plans = {cell: _settings(given, cell, out) for cell in cells}
-    for cell, settings in plans.items():
-        _check_same(out / cell.name, settings)
+    for cell, settings in plans.items():  # all of them, before the first is played
+        _check_same(out / cell.name, lay_out(settings).settings)
     summaries = [_play(settings, cell, out, begin) for cell, settings in plans.items()]
-    rows = compare_rows(summaries)
-    (out / "comparison.md").write_text(markdown(rows), encoding="utf-8")
     text = json.dumps(summaries, indent=2) + "\n"
-    (out / "comparison.json").write_text(text, encoding="utf-8")
+    try:
+        (out / "comparison.md").write_text(markdown(compare_rows(summaries)))
+        (out / "comparison.json").write_text(text)
+    except OSError as error:
+        raise StorageError(f"{out}: cannot write ({error})") from error
     return summaries
 
 
@@ -66,12 +66,12 @@ def _settings(given: Mapping[str, Any], cell: Cell, out: Path) -> dict[str, Any]
     }
 
 
-def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
+def _check_same(path: Path, settings: Settings) -> None:
     """Refuse to mix runs of different settings in one comparison."""
     if not (path / "settings.toml").exists():
         return
     before = dict(flatten(read_toml(path / "settings.toml")))
-    wanted = dict(flatten(lay_out(settings).settings.model_dump(mode="json")))
+    wanted = dict(flatten(settings.model_dump(mode="json")))
     for name in sorted((before.keys() | wanted.keys()) - {"out"}):
         if before.get(name) != wanted.get(name):
             raise StorageError(
@@ -90,9 +90,16 @@ def _play(
     is_done = (path / "summary.json").exists()
     watch = begin(cell, is_done)
     if is_done:
-        summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
-        return summary
+        return _read_summary(path / "summary.json")
     if path.exists():
         read_index(path)  # says so if it is not a run folder
         return resume(path, watch=watch).summary
     return simulate(settings, watch=watch).summary
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is damaged ({error})") from None
+    return summary

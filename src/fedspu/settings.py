@@ -171,7 +171,7 @@ def _parse_value(text: str) -> Any:
         pass
     try:
         return ast.literal_eval(text)  # [.2, .4], which TOML does not allow
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
 
 

@@ -17,7 +17,7 @@ from fedspu.core.types import State
 from fedspu.data import Dataset, from_arrays, load
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import SettingsError
-from fedspu.federation.plan import Build, Plan, make_plan
+from fedspu.federation.plan import Build, Plan, build_model, make_plan
 from fedspu.federation.run import Accuracies, RoundReport, play
 from fedspu.federation.server import Federation
 from fedspu.federation.store import (
@@ -78,6 +78,10 @@ def simulate(
     folder = RunFolder.create(plan.settings.out, plan.settings.to_toml(), plan.initial)
     try:
         return _play(plan, start, folder, watch)
+    except (Exception, KeyboardInterrupt):
+        if folder.round == 0:  # nothing was computed, so nothing is left
+            folder.remove()
+        raise
     finally:
         folder.close()
 
@@ -91,11 +95,12 @@ def resume(
 ) -> Run:
     """Go on with an interrupted run, to the same bits as one never interrupted."""
     path = Path(run_dir)
-    start = read_checkpoint(path)
-    settings = {**read_toml(path / "settings.toml"), "out": str(path)}
-    plan = lay_out(settings, model, data)
     folder = RunFolder.open(path)
     try:
+        start = read_checkpoint(path)
+        settings = {**read_toml(path / "settings.toml"), "out": str(path)}
+        plan = lay_out(settings, model, data)
+        folder.check_model(plan.initial)
         return _play(plan, start, folder, watch)
     finally:
         folder.close()
@@ -192,6 +197,7 @@ def _check_client(client: int, number: int) -> None:
 
 
 def _ready(build: Build, state: State) -> nn.Module:
-    model = build()
+    with torch.random.fork_rng():
+        model = build_model(build)
     load_state(model, state)
     return model.eval()

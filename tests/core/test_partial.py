@@ -521,6 +521,115 @@ def test_checkpointed_activations_give_the_same_gradient() -> None:
     )
 
 
+@pytest.mark.parametrize("layout", ["auto", "index"])
+def test_a_gradient_of_a_gradient_is_exact_or_refused(layout: Layout) -> None:
+    def penalty(model: nn.Module) -> Tensor:
+        x = X.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(cross_entropy_at(model, x), x, create_graph=True)
+        return slope.square().sum()
+
+    model, neurons = mlp(), table()
+    weights = list(learnable(model).values())[:-1]  # a last bias has none
+    expected = torch.autograd.grad(penalty(model), weights)
+    names = list(learnable(model))[:-1]
+    with fedspu.partial_training(model, neurons, HALF, layout=layout) as trainable:
+        try:
+            ours = torch.autograd.grad(penalty(model), trainable[:-1])
+        except RuntimeError:
+            return
+        ours = tuple(grad.clone() for grad in ours)
+    assert_close(list(ours), in_blocks(list(expected), neurons.blocks(HALF), names))
+
+
+def cross_entropy_at(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), Y)
+
+
+@pytest.mark.parametrize("layout", ["auto", "index"])
+@pytest.mark.parametrize("active", [[0, 2, 3], [0, 1], [5], [1, 2, 3, 4]])
+def test_a_depthwise_layer_on_the_input_may_have_any_of_its_outputs_active(
+    active: list[int], layout: Layout
+) -> None:
+    # Two outputs are made of each colour, and colours are no neurons.
+    with seeded(0):
+        model = chain(
+            conv=nn.Conv2d(3, 6, 3, groups=3),
+            tanh=nn.Tanh(),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(6 * 9, 3),
+        ).double()
+    x = noise(4, 3, 5, 5).double()
+    neurons = quietly_mapped(model, x)
+    chosen = {"conv": torch.tensor(active)}
+    expected = dense_gradient(model, lambda m: cross_entropy_at(m, x))
+    names = list(learnable(model))
+    with fedspu.partial_training(model, neurons, chosen, layout=layout) as trainable:
+        cross_entropy_at(model, x).backward()
+        ours = grads(trainable)
+    assert_close(ours, in_blocks(expected, neurons.blocks(chosen), names))
+
+
+# The default layout, in which neurons may change places inside ------------------------
+
+
+def test_a_proximal_term_by_name_is_right_in_any_layout() -> None:
+    model, neurons = mlp(), table()
+    start = state_of(model)
+    with fedspu.partial_training(model, neurons, HALF) as trainable:
+        moved(trainable)
+        terms = [(p - start[n]).square().sum() for n, p in model.named_parameters()]
+        count = sum(leaf.numel() for leaf in trainable)
+        assert torch.stack(terms).sum().item() == pytest.approx(count)
+
+
+@pytest.mark.parametrize("load", [nn.Module.load_state_dict, fedspu.load_state])
+def test_a_state_loaded_inside_is_loaded_or_refused(load: Callable[..., Any]) -> None:
+    model, neurons = mlp(), table()
+    other = {name: values + 1 for name, values in state_of(model).items()}
+    with fedspu.partial_training(model, neurons, HALF):
+        try:
+            load(model, other)
+        except ModelError:
+            return
+    after = state_of(model)
+    assert all(torch.equal(after[name], values) for name, values in other.items())
+
+
+def test_a_hook_registered_inside_is_called() -> None:
+    model, neurons = mlp(), table()
+    called = []
+    with fedspu.partial_training(model, neurons, HALF):
+        model.get_submodule("fc1").register_forward_hook(
+            lambda *args: called.append("fc1")
+        )
+        model(X)
+    assert called == ["fc1"]
+
+
+def test_an_exception_inside_leaves_every_neuron_in_its_place() -> None:
+    model, neurons = mlp(), table()
+    before, blocks = state_of(model), neurons.blocks(HALF)
+    with pytest.raises(KeyError):
+        fail_inside(model, neurons, layout="auto")
+    after = state_of(model)
+    for name in before:
+        step = mask_of(neurons.shapes[name], blocks[name]).double()
+        assert torch.equal(after[name], before[name] + step)
+
+
+def test_the_state_inside_is_in_the_model_s_own_order() -> None:
+    model, neurons = mlp(), table()
+    before, blocks = state_of(model), neurons.blocks(HALF)
+    with fedspu.partial_training(model, neurons, HALF) as trainable:
+        moved(trainable)
+        inside = {name: values.clone() for name, values in model.state_dict().items()}
+        ours = state_of(model)
+    for name, values in inside.items():
+        step = mask_of(neurons.shapes[name], blocks[name]).double()
+        assert torch.equal(values, before[name] + step)
+        assert torch.equal(ours[name], values)
+
+
 # The model inside and afterwards ------------------------------------------------------
 
 
@@ -556,8 +665,8 @@ def test_the_model_has_its_own_parameters_back_afterwards() -> None:
     assert all(type(p) is nn.Parameter and p.requires_grad for p in back.values())
 
 
-def fail_inside(model: nn.Module, neurons: Neurons) -> None:
-    with partial_training(model, neurons, HALF) as trainable:
+def fail_inside(model: nn.Module, neurons: Neurons, layout: Layout = "index") -> None:
+    with fedspu.partial_training(model, neurons, HALF, layout=layout) as trainable:
         moved(trainable)
         raise KeyError
 

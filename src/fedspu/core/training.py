@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedspu.core.neurons import Neurons
 from fedspu.core.partial import Mode, partial_training
-from fedspu.core.types import Active
+from fedspu.core.types import Active, State
 from fedspu.errors import SettingsError, TrainingError
 
 
@@ -52,7 +52,7 @@ def train(
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(x[batch]), y[batch])
                 loss.backward()
-                optimizer.step()
+                _step(optimizer, recipe)
                 total += float(loss.detach()) * len(batch)
                 count += len(batch)
             if not isfinite(total):
@@ -60,6 +60,26 @@ def train(
                     f"the training loss is {total}; lower train.lr (it is {recipe.lr})"
                 )
     return total / count
+
+
+def _step(optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise TrainingError(
+            f"no weight can hold such a step; lower train.lr (it is {recipe.lr})"
+        ) from None
+
+
+def check_finite(state: State, recipe: Recipe) -> None:
+    """Refuse weights that have overflown, also in the very last step."""
+    for name, values in state.items():
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            raise TrainingError(
+                f"{name} is not finite any more; lower train.lr (it is {recipe.lr})"
+            )
 
 
 def batches(

@@ -6,6 +6,7 @@ from time import perf_counter
 import torch
 
 from fedspu.core.evaluation import Score
+from fedspu.core.streams import torch_stream
 from fedspu.core.training import make_optimizer
 from fedspu.core.types import State
 from fedspu.federation.client import Memory, judge, take_turn
@@ -27,7 +28,8 @@ class LocalEngine:
         self, plan: Plan, memories: Mapping[int, Memory] | None = None
     ) -> None:
         self.plan = plan
-        self.model = plan.build().to(plan.device)
+        with torch_stream(plan.settings.seed, "workspace"):  # its values do not matter
+            self.model = plan.build().to(plan.device)
         self.memories = dict(memories or {})
         # Torch loads a second's worth of modules with the first optimizer; not on the
         # clock of the first client.

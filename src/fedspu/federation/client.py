@@ -1,6 +1,7 @@
 """One client's turn, and the memory it keeps between turns."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from torch import nn
 
@@ -9,7 +10,7 @@ from fedspu.core.evaluation import Score, evaluate
 from fedspu.core.neurons import load_state, state_of
 from fedspu.core.stopping import blended_loss, has_stopped
 from fedspu.core.streams import stream, torch_stream
-from fedspu.core.training import train
+from fedspu.core.training import check_finite, train
 from fedspu.core.types import State
 from fedspu.errors import TrainingError
 from fedspu.federation.messages import Reply, Request
@@ -48,9 +49,10 @@ def take_turn(
         try:
             rng = stream(seed, "batches", t, client)
             train_loss = train(model, plan.neurons, active, x, y, plan.recipe, rng)
+            trained = state_of(model)
+            check_finite(trained, plan.recipe)
         except TrainingError as error:
             raise TrainingError(f"round {t}, client {client}: {error}") from None
-    trained = state_of(model)
 
     # Stop once the loss no longer falls.
     losses = memory.losses if memory else ()
@@ -58,6 +60,11 @@ def take_turn(
     rule = plan.settings.early_stopping
     if rule.on:
         val_loss = evaluate(model, *plan.examples(client, "val")).loss
+        if not isfinite(val_loss):
+            raise TrainingError(
+                f"round {t}, client {client}: the validation loss is {val_loss}; lower "
+                f"train.lr (it is {plan.recipe.lr})"
+            )
         losses = (*losses, blended_loss(train_loss, val_loss, rule.blend))
 
     reply = Reply(

@@ -8,10 +8,11 @@ is shorter. Nothing else is sent, and what is counted is the length of what is s
 
 import struct
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedspu.core.active import choose_random
 from fedspu.core.streams import KEY_BYTES, generator
@@ -79,11 +80,14 @@ def pack_request(plan: Plan, request: Request) -> Packet:
 
 def unpack_request(plan: Plan, packet: Packet) -> Request:
     """Read a request again, from its bytes and the plan alone."""
-    round, client, has_offer = _REQUEST.unpack(packet.header)
-    offer, payload = None, {}
+    round, client, has_offer = _header(_REQUEST, packet.header)
+    offer: Offer | None = None
+    payload: Payload = {}
     if has_offer:
         offer = _unpack_active(plan, packet.positions, client)
         payload = _unpack_values(plan, plan.travelling(offer.active), packet.values)
+    elif packet.positions or packet.values:
+        raise ModelError("a request without an offer that has positions or values")
     initial = None
     if packet.initial:
         whole = plan.neurons.blocks(plan.neurons.everything())
@@ -113,13 +117,15 @@ def pack_reply(plan: Plan, reply: Reply, offer: Offer | None) -> Packet:
 
 def unpack_reply(plan: Plan, packet: Packet, client: int, offer: Offer | None) -> Reply:
     """Read a reply again; ``offer`` is what the server had sent."""
-    num_examples, has_stopped, has_val, train_loss, val_loss = _REPLY.unpack(
-        packet.header
+    num_examples, has_stopped, has_val, train_loss, val_loss = _header(
+        _REPLY, packet.header
     )
-    active, payload = None, {}
+    active: Active | None = None
+    payload: Payload = {}
+    if not packet.positions and packet.values:
+        raise ModelError(f"{len(packet.values)} bytes of values without positions")
     if packet.positions:
-        if packet.positions == _SAME:
-            assert offer is not None
+        if packet.positions == _SAME and offer is not None:
             active = offer.active
         else:
             active = _unpack_active(plan, packet.positions, client).active
@@ -132,6 +138,12 @@ def unpack_reply(plan: Plan, packet: Packet, client: int, offer: Offer | None) -
         val_loss=val_loss if has_val else None,
         has_stopped=has_stopped,
     )
+
+
+def _header(form: struct.Struct, header: bytes) -> tuple[Any, ...]:
+    if len(header) != form.size:
+        raise ModelError(f"a header of {len(header)} bytes; expected {form.size}")
+    return form.unpack(header)
 
 
 def _pack_active(plan: Plan, active: Active, key: bytes | None) -> bytes:
@@ -154,6 +166,11 @@ def _unpack_active(plan: Plan, positions: bytes, client: int) -> Offer:
         p = plan.capacity(client)
         return Offer(choose_random(plan.neurons, p, generator(rest)), rest)
     sizes = [group.size for group in plan.neurons.groups]
+    if kind != _BITMAP or len(rest) != (sum(sizes) + 7) // 8:
+        raise ModelError(
+            f"positions of {len(positions)} bytes that begin with {kind!r}: neither a "
+            f"stream nor a bitmap of {sum(sizes)} neurons"
+        )
     bits = np.unpackbits(np.frombuffer(rest, np.uint8), count=sum(sizes)).astype(bool)
     parts = np.split(bits, np.cumsum(sizes)[:-1]) if sizes else []
     return Offer(
@@ -183,22 +200,20 @@ def _pack_values(payload: Payload) -> bytes:
 
 
 def _unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
-    memory = torch.frombuffer(bytearray(values), dtype=torch.uint8)
-    payload: Payload = {}
-    start = 0
-    for name, where in blocks.items():
-        like = plan.initial[name]
-        shape = [
+    shapes = {
+        name: [
             n if axis is None else len(axis)
-            for n, axis in zip(like.shape, where, strict=True)
+            for n, axis in zip(plan.initial[name].shape, where, strict=True)
         ]
-        length = like.element_size() * int(np.prod(shape))
-        payload[name] = _tensor(memory[start : start + length], like, shape)
-        start += length
-    if start != len(values):
-        raise ModelError(f"a message of {len(values)} bytes; expected {start}")
-    return payload
-
-
-def _tensor(raw: Tensor, like: Tensor, shape: list[int]) -> Tensor:
-    return raw.clone().view(like.dtype).view(shape)
+        for name, where in blocks.items()
+    }
+    lengths = [plan.initial[n].element_size() * prod(s) for n, s in shapes.items()]
+    if sum(lengths) != len(values):
+        raise ModelError(f"{len(values)} bytes of values; expected {sum(lengths)}")
+    if not values:
+        return {}
+    parts = torch.frombuffer(bytearray(values), dtype=torch.uint8).split(lengths)
+    return {
+        name: part.clone().view(plan.initial[name].dtype).view(shapes[name])
+        for name, part in zip(shapes, parts, strict=True)
+    }

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,8 +100,13 @@ def make_plan(settings: Settings, data: Dataset, build: Build) -> Plan:
     method = find_method(settings.method.name)
     device = _device(settings.device)
     splits = divide(settings, data)
+    if settings.norm.policy == "local" and not method.keeps_own:
+        raise SettingsError(
+            f"norm.policy = 'local': clients of {method.name} keep no model of their "
+            "own, and so no norms; use aggregate, or a method that keeps one"
+        )
     with torch_stream(settings.seed, "initial model"):
-        model = build()
+        model = build_model(build)
     _check_model(model, data, splits)
     neurons = map_neurons(model, data.x[:2])
     return Plan(
@@ -113,6 +119,18 @@ def make_plan(settings: Settings, data: Dataset, build: Build) -> Plan:
         splits=splits,
         device=device,
     )
+
+
+def build_model(build: Build) -> nn.Module:
+    """A new model; refuses what is none."""
+    model: Any = None if isinstance(build, nn.Module) else build()
+    if not isinstance(model, nn.Module):
+        found = build if isinstance(build, nn.Module) else model
+        raise ModelError(
+            f"the model's build function gave a {type(found).__name__}; expected a "
+            "torch.nn.Module, new at each call"
+        )
+    return model
 
 
 def divide(settings: Settings, data: Dataset) -> tuple[Split, ...]:
@@ -146,9 +164,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
         raise SettingsError(
-            f"device = {name!r}: cannot be used here ({reason}); try cpu"
+            f"device = {name!r}: cannot be used here ({first_line(error)}); try cpu"
         ) from None
     return device
 
@@ -163,7 +180,7 @@ def _check_model(model: nn.Module, data: Dataset, splits: tuple[Split, ...]) -> 
     except Exception as error:
         raise ModelError(
             f"the model failed on two examples of shape {tuple(data.x.shape[1:])} "
-            f"({data.x.dtype}): {error}"
+            f"({data.x.dtype}): {first_line(error)}"
         ) from error
     finally:
         model.train(was_training)
@@ -187,6 +204,11 @@ def _check_model(model: nn.Module, data: Dataset, splits: tuple[Split, ...]) -> 
                     "batch norms, which cannot train on one; raise data.min_examples "
                     "or lower clients.number"
                 )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the rest of the story."""
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)

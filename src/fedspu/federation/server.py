@@ -65,5 +65,5 @@ def absorb(
         global_state=average(federation.global_state, updates),
         stopped=federation.stopped
         | {client for client, reply in replies.items() if reply.has_stopped},
-        met=federation.met | replies.keys(),
+        met=federation.met | frozenset(replies),
     )

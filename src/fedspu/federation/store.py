@@ -58,41 +58,70 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, settings: str, initial: State) -> "RunFolder":
         """A new run folder, saved as of round 0; nothing is left of a failed one."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise StorageError(
-                f"{path} is in use already; choose another --out, or go on with "
-                f"`fedspu run --resume {path}`"
-            )
-        is_new = not path.exists()
         folder = cls(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise folder._in_use()
+        try:
+            (path / "checkpoint").mkdir(parents=True)
+        except FileExistsError:  # another run was quicker
+            raise folder._in_use() from None
+        except OSError as error:
+            raise folder._cannot_write(error) from error
         try:
             with folder._guarded():
-                (path / "checkpoint").mkdir(parents=True)
                 (path / "personal").mkdir()
                 folder._acquire()
                 _write(path / "settings.toml", settings.encode())
                 _write(path / "checkpoint/initial.safetensors", save(initial))
                 folder.save(Federation(0, initial), Accuracies(), {}, {})
         except BaseException:
-            folder.close()
-            shutil.rmtree(path, ignore_errors=True)
-            if not is_new:
-                path.mkdir(exist_ok=True)
+            folder.remove()
             raise
         return folder
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """An existing run folder, to go on with; what is not saved whole is cut off."""
+        read_index(path)  # says so if it is none
         folder = cls(path)
-        folder._index = read_index(path)
-        with folder._guarded():
-            folder._acquire()
-            for name, length in folder._index["lengths"].items():
-                with (path / name).open("ab") as file:
-                    file.truncate(length)
-            folder._remove_old()
+        try:
+            with folder._guarded():
+                folder._acquire()
+                folder._index = read_index(path)
+                for name, length in folder._index["lengths"].items():
+                    _cut(path / name, length)
+                folder._remove_old()
+        except BaseException:
+            folder.close()
+            raise
         return folder
+
+    @property
+    def round(self) -> int:
+        """The last round saved."""
+        return int(self._index.get("round", 0))
+
+    def check_model(self, initial: State) -> None:
+        """Refuse to go on with another model than the run's."""
+        own = _load(self.path / "checkpoint/initial.safetensors")
+        if {n: t.shape for n, t in own.items()} != {
+            n: t.shape for n, t in initial.items()
+        }:
+            raise StorageError(
+                f"{self.path} was begun with another model: its tensors differ in name "
+                "or shape"
+            )
+
+    def remove(self) -> None:
+        """Leave nothing of the folder."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _in_use(self) -> StorageError:
+        return StorageError(
+            f"{self.path} is in use already; choose another --out, or go on with "
+            f"`fedspu run --resume {self.path}`"
+        )
 
     def save(
         self,
@@ -122,7 +151,7 @@ class RunFolder:
             _write(
                 self.path / "checkpoint" / global_file, save(federation.global_state)
             )
-            self._index = {
+            index = {
                 "round": t,
                 "stopped": sorted(federation.stopped),
                 "met": sorted(federation.met),
@@ -133,8 +162,9 @@ class RunFolder:
                 "losses": losses,
                 "lengths": lengths,
             }
-            text = json.dumps(self._index, indent=1)
+            text = json.dumps(index, indent=1)
             _write(self.path / "checkpoint/federation.json", text.encode())
+            self._index = index
             self._remove_old()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -168,6 +198,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.close()
             raise StorageError(
                 f"{self.path} is being written by another run; wait for it, or choose "
                 "another --out"
@@ -178,19 +209,17 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            saved = self._index.get("round")
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> StorageError:
+        reason = error.strerror or str(error)
+        so_far = ""
+        if self.round:
             so_far = (
-                ""
-                if saved is None
-                else (
-                    f"; rounds up to {saved} are saved: mend it, then go on with "
-                    f"`fedspu run --resume {self.path}`"
-                )
+                f"; rounds up to {self.round} are saved: mend it, then go on with "
+                f"`fedspu run --resume {self.path}`"
             )
-            reason = error.strerror or str(error)
-            raise StorageError(
-                f"{self.path}: cannot write ({reason}){so_far}"
-            ) from error
+        return StorageError(f"{self.path}: cannot write ({reason}){so_far}")
 
 
 CHECKPOINT_FILES = ("initial.safetensors", "federation.json")
@@ -207,18 +236,37 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
+def _cut(path: Path, length: int) -> None:
+    """Cut a record off where its last whole save ended."""
+    if not path.exists() or path.stat().st_size < length:
+        raise StorageError(f"{path} is damaged: it is shorter than what was saved")
+    with path.open("ab") as file:
+        file.truncate(length)
+
+
 def read_index(path: Path) -> dict[str, Any]:
     """The index of a run folder's last save."""
     try:
         text = (path / "checkpoint/federation.json").read_text(encoding="utf-8")
-        index: dict[str, Any] = json.loads(text)
-        return index
     except OSError:
         raise StorageError(
             f"{path} is not a run folder: it has no checkpoint"
         ) from None
+    except UnicodeDecodeError as error:
+        raise StorageError(f"{path}: its checkpoint is damaged ({error})") from None
+    try:
+        index = json.loads(text)
     except ValueError as error:
         raise StorageError(f"{path}: its checkpoint is damaged ({error})") from None
+    if not isinstance(index, dict) or not index.keys() >= INDEX_KEYS:
+        raise StorageError(f"{path}: its checkpoint is damaged (it is not whole)")
+    return index
+
+
+INDEX_KEYS = {
+    *("round", "stopped", "met", "personal_accuracy", "global_accuracy"),
+    *("global", "personal", "losses", "lengths"),
+}
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -11,7 +11,11 @@ PAPER_GB = 1000 * 2**20
 """The paper's "GB" are 1000 x 2^20 bits (docs/paper.md, Table 3)."""
 
 # Student's t, two-sided 95 %, for 1, 2, … degrees of freedom.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_T95 = (
+    *(12.706, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
 
 
 def percent(value: float | None) -> str:
@@ -38,7 +42,7 @@ def duration(seconds: float) -> str:
 
 def paper_gb(num_bytes: float) -> str:
     """A number of bytes in the unit of the paper's Table 3."""
-    return f"{8 * num_bytes / PAPER_GB:.3g}"
+    return f"{8 * num_bytes / PAPER_GB:#.4g}"
 
 
 def mean(values: Sequence[float]) -> float:
@@ -59,7 +63,7 @@ def half_interval(values: Sequence[float]) -> float | None:
 def _t95(freedom: int) -> float:
     if freedom <= len(_T95):
         return _T95[freedom - 1]
-    return 1.96 + 2.4 / freedom  # within .003 of the true value from 10 on
+    return 1.95996 + 2.3723 / freedom + 2.8225 / freedom**2  # its expansion
 
 
 def mean_percent(values: Sequence[float | None]) -> str:

@@ -1,0 +1,140 @@
+from dataclasses import replace
+from math import floor
+
+import pytest
+import torch
+
+from fedspu import map_neurons, state_of
+from fedspu.errors import SettingsError
+from fedspu.methods import METHODS, find_method
+from fedspu.methods.method import (
+    Offer,
+    Situation,
+    all_neurons,
+    global_model,
+    nothing,
+    own_state,
+    personal_model,
+    random_neurons,
+    what_was_offered,
+)
+from fedspu.models import EMNISTNet
+from tests.federation.cases import ConvNet, plan_for
+
+SITUATION = plan_for().situation(round=2, client=3)  # p = .5 of 4 and of 6 neurons
+
+
+def chosen(offer: Offer | None) -> dict[str, list[int]]:
+    assert offer is not None
+    return {name: indices.tolist() for name, indices in offer.active.items()}
+
+
+def test_the_methods_of_the_walking_path_are_there() -> None:
+    assert set(METHODS) >= {"fedspu", "fedavg", "local"}
+    assert all(method.name == name for name, method in METHODS.items())
+
+
+def test_an_unknown_method_is_refused_with_all_names_and_the_nearest() -> None:
+    with pytest.raises(SettingsError) as caught:
+        find_method("fedspoo")
+    message = str(caught.value)
+    assert message.startswith("method = 'fedspoo': expected one of ")
+    assert all(name in message for name in METHODS)
+    assert message.endswith("(did you mean fedspu?)")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_says_where_it_is_from_and_what_it_does(name: str) -> None:
+    method = METHODS[name]
+    assert method.reference
+    assert len(method.in_words) == 4
+    assert all(method.in_words)
+
+
+# FedSPU ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.01, 0.2, 0.35, 0.5, 0.7, 0.99, 1.0])
+def test_the_server_offers_floor_p_n_neurons_of_each_group_at_least_one(
+    p: float,
+) -> None:
+    neurons = map_neurons(EMNISTNet(), torch.zeros(2, 1, 28, 28))
+    plan = plan_for(clients__capacities=[p])
+    now = replace(plan.situation(1, 0), neurons=neurons)
+    for indices in chosen(METHODS["fedspu"].offer(now)).values():
+        assert len(indices) == len(set(indices)) == max(1, floor(round(20 * p, 9)))
+        assert indices == sorted(indices)
+        assert set(indices) <= set(range(20))
+
+
+def test_an_offer_depends_on_seed_round_and_client_and_on_nothing_else() -> None:
+    def draws(now: Situation) -> list[dict[str, list[int]]]:
+        return [chosen(random_neurons(replace(now, round=t))) for t in range(1, 9)]
+
+    first = draws(SITUATION)
+    assert draws(replace(SITUATION, rounds=77)) == first
+    assert draws(replace(SITUATION, client=4)) != first
+    assert draws(replace(SITUATION, seed=1)) != first
+    assert len({str(draw) for draw in first}) > 1  # new each round
+
+
+def test_every_neuron_is_offered_about_equally_often() -> None:
+    counts = torch.zeros(6)
+    for t in range(1, 601):
+        counts[chosen(random_neurons(replace(SITUATION, round=t)))["conv2"]] += 1
+    # 600 rounds, 3 of 6: 300 times each; four standard deviations are 49.
+    assert ((counts - 300).abs() < 49).all()
+
+
+def test_groups_are_drawn_independently() -> None:
+    together = sum(
+        0 in draw["conv1"] and 0 in draw["conv2"]
+        for draw in (
+            chosen(random_neurons(replace(SITUATION, round=t))) for t in range(1, 601)
+        )
+    )
+    assert abs(together - 150) < 43  # a quarter of 600, four standard deviations
+
+
+def test_the_client_trains_what_it_was_offered() -> None:
+    offer = random_neurons(SITUATION)
+    assert METHODS["fedspu"].keep(SITUATION, offer) is offer.active
+
+
+# Anchors -----------------------------------------------------------------------------
+
+
+def test_fedavg_offers_everything_whatever_the_capacity() -> None:
+    weak = plan_for().situation(1, 0)  # p = .3
+    assert chosen(all_neurons(weak)) == {"conv1": [*range(4)], "conv2": [*range(6)]}
+    assert METHODS["fedavg"].offer is all_neurons
+    assert not METHODS["fedavg"].keeps_own
+
+
+def test_local_offers_nothing_and_trains_everything() -> None:
+    local = METHODS["local"]
+    assert local.offer(SITUATION) is None
+    assert not local.exchanges
+    active = local.keep(SITUATION, None)
+    assert {name: len(indices) for name, indices in active.items()} == {
+        "conv1": 4,
+        "conv2": 6,
+    }
+    own = state_of(ConvNet())
+    assert local.start(own, {}, {}) is own
+
+
+def test_who_exchanges_is_who_offers() -> None:
+    assert {name for name, m in METHODS.items() if not m.exchanges} == {"local"}
+    assert METHODS["local"].offer is nothing
+    assert METHODS["local"].start is own_state
+    assert METHODS["local"].keep is what_was_offered
+
+
+def test_each_method_is_judged_by_its_own_model() -> None:
+    ours, theirs = state_of(ConvNet()), state_of(ConvNet())
+    assert personal_model(theirs, ours) is ours
+    assert global_model(theirs, ours) is theirs
+    assert METHODS["fedspu"].judge is personal_model
+    assert METHODS["local"].judge is personal_model
+    assert METHODS["fedavg"].judge is global_model

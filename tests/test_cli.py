@@ -426,6 +426,14 @@ def test_a_comparison_over_alphas_has_a_run_for_each(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("nets")
+def test_a_seed_is_the_number_that_was_typed(command: Command) -> None:
+    seed = 2**53 + 1  # no float64 holds it
+    words = ("--methods", "local", "--seeds", seed, "--set", "rounds=1", "--json")
+    result = command("compare", "small.toml", "--out", "both", *words)
+    assert [summary["seed"] for summary in json.loads(result.out)] == [seed]
+
+
+@pytest.mark.usefixtures("nets")
 def test_runs_of_different_settings_are_not_mixed(
     command: Command, played: list[int]
 ) -> None:
@@ -450,6 +458,8 @@ def test_runs_of_different_settings_are_not_mixed(
         (["--seeds", "0,-1"], "seed = -1"),
         (["--seeds", "0,1.5"], "1.5"),
         (["--seeds", "0,x"], "--seeds 0,x: expected"),
+        (["--seeds", "0,nan"], "--seeds 0,nan: expected"),
+        (["--seeds", "inf"], "--seeds inf: expected"),
         (["--seeds", ""], "--seeds"),
         (["--set", "train.lrr=1"], r"did you mean train\.lr"),
         (["--set", "rounds=0"], "rounds = 0"),

@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,14 @@ from tests.core.cases import (
     shaken,
 )
 from tests.zoo import ZOO_BY_NAME
+
+
+@pytest.fixture(autouse=True, scope="module")
+def however_small() -> Iterator[None]:
+    """Chains run as such here even where the general path is quicker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedspu.core.chain.SMALLEST", 0)
+        yield
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -195,6 +204,16 @@ def test_a_chain_trains_all_neurons_too() -> None:
             optimizer.step()
     for name, values in state_of(model).items():
         assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name
+
+
+def test_the_smallest_batches_take_the_general_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedspu.core.chain.SMALLEST", 16 * 28 * 28 * 20)
+    neurons, model = mapped("emnist_cnn"), EMNISTNet().train()
+    with partial_training(model, neurons, random_active(neurons, 0.5)):
+        assert is_by_chain(model(torch.zeros(16, 1, 28, 28)))
+        assert not is_by_chain(model(torch.zeros(15, 1, 28, 28)))
 
 
 # The pool -----------------------------------------------------------------------------

@@ -36,6 +36,9 @@ class Link:
     flattens: bool = False  # its input: from maps to features
 
 
+SMALLEST = 100_000
+"""Input values times outputs of the first layer from which on the chain is quicker."""
+
 _KNOWN: "WeakKeyDictionary[nn.Module, tuple[Link, ...]]" = WeakKeyDictionary()
 
 
@@ -46,17 +49,22 @@ def find_chain(model: nn.Module) -> tuple[Link, ...]:
             _KNOWN[model] = tuple(_links(torch.fx.symbolic_trace(model)))
         except Exception:  # whatever a model's code does when traced, it is no chain
             _KNOWN[model] = ()
-    if "forward" in vars(model) or any(map(_is_watched, model.modules())):
+    if "forward" in vars(model) or is_watched(model):
         return ()
     return _KNOWN[model]
 
 
-def _is_watched(layer: nn.Module) -> bool:
-    return bool(
-        layer._forward_hooks
-        or layer._forward_pre_hooks
+def is_watched(model: nn.Module, besides: int = 0) -> bool:
+    """Whether a layer has hooks, of which a chain would know nothing.
+
+    ``besides`` are so many forward hooks of each kind that every layer has from us.
+    """
+    return any(
+        len(layer._forward_hooks) > besides
+        or len(layer._forward_pre_hooks) > besides
         or layer._backward_hooks
         or layer._backward_pre_hooks
+        for layer in model.modules()
     )
 
 
@@ -178,10 +186,12 @@ def running_chain(
     spans: Mapping[str, Spans],
     trainable: Mapping[str, Tensor],
     is_truncated: bool,
+    num_hooks: int,
 ) -> Iterator[None]:
     """Inside, a chain in training runs as one operation; any other model as ever.
 
-    ``trainable`` are the leaves by the name of their parameter.
+    ``trainable`` are the leaves by the name of their parameter; ``num_hooks`` are how
+    many forward hooks of each kind every layer will have from us.
     """
     stages = _stages(model, find_chain(model), spans, list(trainable), is_truncated)
     if not stages:
@@ -190,8 +200,8 @@ def running_chain(
     leaves, own = list(trainable.values()), model.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        is_plain = len(args) == 1 and not kwargs and _runs(stages, args[0], model)
-        if not is_plain:
+        is_plain = len(args) == 1 and not kwargs and _runs(stages, args[0])
+        if not is_plain or is_watched(model, num_hooks):
             return own(*args, **kwargs)
         return Chain.apply(args[0], stages, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
 
@@ -202,12 +212,13 @@ def running_chain(
         del vars(model)["forward"]
 
 
-def _runs(stages: list["Stage"], x: Any, model: nn.Module) -> bool:
+def _runs(stages: list["Stage"], x: Any) -> bool:
     """Whether the chain stands for the model on this input, in its present mode."""
     first = stages[0].link.layer.weight
     return (
         torch.is_grad_enabled()
         and isinstance(x, Tensor)
+        and x.numel() * len(first) >= SMALLEST
         and not x.requires_grad
         and x.dtype == first.dtype
         and x.dim() == (4 if stages[0].conv else 2)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fedspu.core.layout import Span, num_in, take_span, take_spans
 
@@ -80,6 +81,7 @@ class LinearPart(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the leaves."""
         kept, weight = ctx.saved_tensors
@@ -180,6 +182,7 @@ class ConvolutionPart(torch.autograd.Function):
         return conv.run(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the leaves."""
         kept, weight = ctx.saved_tensors
@@ -230,6 +233,7 @@ class EmbeddingPart(torch.autograd.Function):
         return torch.embedding(weight, tokens, padding, by_frequency)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the leaves."""
         (tokens,) = ctx.saved_tensors

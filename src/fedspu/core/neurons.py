@@ -254,16 +254,19 @@ def state_of(model: nn.Module) -> State:
 
 def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """A model's own parameters and saved buffers, each once, under its first name."""
-    saved = model.state_dict(keep_vars=True)
-    seen: set[int] = set()
-    for name, tensor in saved.items():
-        if isinstance(tensor, Tensor) and id(tensor) not in seen:
-            seen.add(id(tensor))
+    first = {name for name, _ in model.named_parameters()}
+    first.update(name for name, _ in model.named_buffers())
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in first:
             yield name, tensor
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the model's own tensors; names not in ``state`` are kept."""
+    if not all(isinstance(p, nn.Parameter) for p in model.parameters()):
+        raise ModelError(
+            "a model in partial training cannot load a state; leave the context first"
+        )
     own = dict(named_tensors(model))
     with torch.no_grad():
         for name, values in state.items():

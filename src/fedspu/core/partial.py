@@ -39,11 +39,13 @@ from fedspu.core.layout import (
     Span,
     Spans,
     arrange,
+    num_in,
     positions_of,
     take_span,
     take_spans,
 )
 from fedspu.core.neurons import Neurons
+from fedspu.core.probe import all_tensors
 from fedspu.core.types import Active
 from fedspu.errors import ModelError
 
@@ -80,11 +82,18 @@ def partial_training(
     neurons.blocks(active)  # refuses a choice that does not fit the table
     arrangement = arrange(model, neurons, active, layout)
     with _arranged(model, arrangement):
-        trainable, weights = _leaves(model, arrangement.spans, mode)
+        order = _Order(arrangement)
+        trainable, weights = _leaves(model, arrangement.spans, mode, order)
         with (
-            running_chain(model, arrangement.spans, trainable, mode == "truncated"),
+            running_chain(
+                model,
+                arrangement.spans,
+                trainable,
+                mode == "truncated",
+                num_hooks=1 if arrangement.orders else 0,
+            ),
             _replaced(model, weights),
-            _own_order(model, arrangement, weights),
+            order.kept(model, weights),
             _watching_optimizers(weights.values()),
         ):
             yield list(trainable.values())
@@ -117,7 +126,7 @@ def _arranged(model: nn.Module, arrangement: Arrangement) -> Iterator[None]:
 
 
 def _leaves(
-    model: nn.Module, spans: Mapping[str, Spans], mode: Mode
+    model: nn.Module, spans: Mapping[str, Spans], mode: Mode, order: "_Order"
 ) -> tuple[dict[str, Tensor], dict[int, "PartialWeight"]]:
     """What trains by name, and the partial weights by what they stand in for."""
     trainable: dict[str, Tensor] = {}
@@ -128,6 +137,7 @@ def _leaves(
             trainable[name] = parameter
         elif parameter.requires_grad or (mode == "truncated" and not is_whole):
             weight = PartialWeight.of(parameter, spans[name], mode)
+            weight.called, weight.order = name, order
             weights[id(parameter)] = weight
             if parameter.requires_grad:
                 trainable[name] = weight.leaf
@@ -162,40 +172,68 @@ def _assign(layer: nn.Module, name: str, value: Any) -> None:
         layer._flat_weights[layer._flat_weights_names.index(name)] = value
 
 
-@contextmanager
-def _own_order(
-    model: nn.Module, arrangement: Arrangement, weights: Mapping[int, "PartialWeight"]
-) -> Iterator[None]:
-    """Inside, ``state_dict()`` is in the model's own order and up to date."""
+class _Order:
+    """Shows the model's own order to whoever looks at it from outside.
 
-    def before(*_: Any) -> None:
-        for weight in weights.values():
-            weight.write_back()
+    Neurons may be in another order inside a forward pass. A weight that is used outside
+    of one (a penalty, a proximal term by name) and every ``state_dict()`` are in the
+    model's own order; loading a state is refused.
+    """
 
-    names = {id(p): name for name, p in model.named_parameters()}
-    shared = {
-        name: names[id(p)] for name, p in model.named_parameters(remove_duplicate=False)
-    }
-    moved = {name for name, _ in arrangement.orders}
+    def __init__(self, arrangement: Arrangement) -> None:
+        self.arrangement = arrangement
+        self.depth = 0  # of the forward passes under way
 
-    def after(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-        copies: dict[str, Tensor] = {}
-        for key in state:
-            name = shared.get(key.removeprefix(prefix), key.removeprefix(prefix))
-            if name in moved:
-                if name not in copies:
-                    copies[name] = arrangement.own_order(name, state[key])
-                state[key] = copies[name]
+    def seen(self, name: str, value: Tensor) -> Tensor:
+        """A weight's value as it is seen from here."""
+        return value if self.depth else self.arrangement.own_order(name, value)
 
-    hooks = [
-        model.register_state_dict_pre_hook(before),
-        model.register_state_dict_post_hook(after),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    @contextmanager
+    def kept(
+        self, model: nn.Module, weights: Mapping[int, "PartialWeight"]
+    ) -> Iterator[None]:
+        """Inside, every layer of the model is watched."""
+        names = {id(tensor): name for name, tensor in all_tensors(model)}
+
+        def write_back(*_: Any) -> None:
+            for weight in weights.values():
+                weight.write_back()
+
+        def show(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+            for key, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+                is_plain = not isinstance(tensor, PartialWeight)  # it shows itself
+                if is_plain and prefix + key in state and id(tensor) in names:
+                    own = self.arrangement.own_order(
+                        names[id(tensor)], state[prefix + key]
+                    )
+                    state[prefix + key] = own
+
+        hooks = [model.register_load_state_dict_pre_hook(_refuse_to_load)]
+        for layer in model.modules():
+            hooks.append(layer.register_state_dict_pre_hook(write_back))
+            if self.arrangement.orders:
+                hooks.append(layer.register_state_dict_post_hook(show))
+                hooks.append(layer.register_forward_pre_hook(self.enter))
+                hooks.append(layer.register_forward_hook(self.leave, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def enter(self, *_: Any) -> None:
+        """A forward pass begins."""
+        self.depth += 1
+
+    def leave(self, *_: Any) -> None:
+        """A forward pass ends."""
+        self.depth -= 1
+
+
+def _refuse_to_load(*_: Any) -> NoReturn:
+    raise ModelError(
+        "a model in partial training cannot load a state; leave the context first"
+    )
 
 
 @contextmanager
@@ -243,6 +281,8 @@ class PartialWeight(Tensor):
     spans: Spans
     gradient: Mode
     written: int
+    called: str
+    order: _Order
 
     @staticmethod
     def of(parameter: nn.Parameter, spans: Spans, mode: Mode) -> "PartialWeight":
@@ -285,7 +325,7 @@ class PartialWeight(Tensor):
     def value(self) -> Tensor:
         """The full weight as it is now, sending its block's gradient to the leaf."""
         value: Tensor = _Full.apply(self.leaf, self.now(), self.spans)  # type: ignore[no-untyped-call]  # torch has no hints here
-        return value
+        return self.order.seen(self.called, value)
 
     @classmethod
     def __torch_function__(
@@ -376,6 +416,8 @@ def _convolution(func: Any, given: Arguments) -> Any:
     )
     bias = _Bias(given.get("bias"))
     inputs, outputs = _channels(weight.spans, full.shape, groups, is_transposed)
+    if _is_ragged(inputs, outputs, x.shape[-num_dims - 1], full, conv):
+        return NotImplemented
     rows, columns = weight.spans[:2]
     part = Part(rows, columns, bias.span, inputs, outputs, _is_truncated(weight))
     is_batched = x.dim() == full.dim()
@@ -516,12 +558,25 @@ def _channels(
     if groups > 1 and is_transposed and per_group == 1:  # depthwise: in owns out
         return along, _spread(along, width)
     if groups > 1 and not is_transposed and width == 1:
-        return _gathered(along, per_group), along
+        return _owners(along, per_group), along
     if local is not None and groups > 1:  # one local index stands for every group
         places = positions_of(local)
         assert places is not None
         local = torch.cat([places + group * width for group in range(groups)])
     return (along, local) if is_transposed else (local, along)
+
+
+def _is_ragged(
+    inputs: Span, outputs: Span, width: int, weight: Tensor, conv: Convolution
+) -> bool:
+    """Whether some input channel of a depthwise layer has a part of its outputs active.
+
+    So it can be where the inputs are the model's own, and each output a neuron.
+    """
+    if conv.groups == 1 or conv.groups != width or conv.is_transposed:
+        return False
+    multiple = len(weight) // width
+    return num_in(outputs, len(weight)) != multiple * num_in(inputs, width)
 
 
 def _spread(span: Span, width: int) -> Span:
@@ -530,7 +585,8 @@ def _spread(span: Span, width: int) -> Span:
     return (span[:, None] * width + torch.arange(width)).flatten()
 
 
-def _gathered(span: Span, width: int) -> Span:
+def _owners(span: Span, width: int) -> Span:
+    """The inputs of a depthwise layer whose outputs, ``width`` each, are active."""
     if span is None or isinstance(span, int):
         return None if span is None else span // width
     found: Tensor = torch.unique(span // width)

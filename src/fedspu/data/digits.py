@@ -27,7 +27,7 @@ def load() -> Dataset:
         defaults={
             "model": "digits",
             "clients.number": 30,
-            "rounds": 30,
+            "rounds": 20,
             "train.lr": 0.02,
             "train.batch_size": 16,
         },

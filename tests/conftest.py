@@ -1,9 +1,15 @@
 """What every test stands on: the same examples each time, one thread."""
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Named in pyproject.toml. A busy machine is no failure, so there is no deadline.
-settings.register_profile("ci", derandomize=True, deadline=None, max_examples=30)
+# Named in pyproject.toml. A busy machine is no failure: no deadline, no check of speed.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 torch.set_num_threads(1)

@@ -294,17 +294,18 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
 def test_ctrl_c_in_mid_round_loses_that_round_alone(
     command: Command, nets: str
 ) -> None:
-    words = ("run", "small.toml", "--model", f"{nets}:Slow", "--rounds", "4")
+    words = ("run", "small.toml", "--model", f"{nets}:Slow", "--rounds", "6")
     process = in_process_of_its_own(*words, "--out", "mine")
     assert process.stderr is not None
-    for line in process.stderr:  # a round takes a third of a second
-        if line.startswith("round 2/4"):
+    for line in process.stderr:  # a round takes a tenth of a second
+        if line.startswith("round 2/6"):
             process.send_signal(signal.SIGINT)
             break
     result = finished(process)
     assert result.code == 130
-    assert "rounds up to 2 are saved" in result.error
-    assert read_checkpoint(Path("mine")).federation.round == 2
+    saved = int(re.findall(r"rounds up to (\d) are saved", result.error)[0])
+    assert 2 <= saved < 6
+    assert read_checkpoint(Path("mine")).federation.round == saved
     assert command("run", "--resume", "mine").code == 0
     command(*words, "--out", "whole")
     assert folder_content(Path("mine")) == folder_content(Path("whole"))
@@ -313,13 +314,13 @@ def test_ctrl_c_in_mid_round_loses_that_round_alone(
 def test_ctrl_c_in_the_first_round_leaves_nothing_half_written(
     command: Command, nets: str
 ) -> None:
-    slow = ("--model", f"{nets}:Slow", "--epochs", "20", "--rounds", "1")
+    slow = ("--model", f"{nets}:Slow", "--epochs", "60", "--rounds", "1")
     process = in_process_of_its_own("run", "small.toml", *slow, "--out", "mine")
     while process.poll() is None:
         if Path("mine/checkpoint/federation.json").exists():
             break
         time.sleep(0.02)
-    time.sleep(0.1)  # the round takes more than a second
+    time.sleep(0.1)  # the round takes some seconds
     process.send_signal(signal.SIGINT)
     result = finished(process)
     assert result.code == 130

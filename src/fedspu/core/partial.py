@@ -386,7 +386,7 @@ Arguments = dict[str, Any]
 
 def _linear(func: Any, given: Arguments) -> Any:
     weight = given["weight"]
-    if not isinstance(weight, PartialWeight):
+    if not isinstance(weight, PartialWeight) or _is_small(weight, given["input"], -1):
         return NotImplemented
     rows, columns = weight.spans
     bias = _Bias(given.get("bias"))
@@ -400,6 +400,8 @@ def _convolution(func: Any, given: Arguments) -> Any:
     if not isinstance(weight, PartialWeight):
         return NotImplemented
     num_dims = weight.full.dim() - 2
+    if _is_small(weight, given["input"], -num_dims - 1):
+        return NotImplemented
     groups, is_transposed = given.get("groups", 1), "transpose" in func.__name__
     dilation = _tuple(given.get("dilation", 1), num_dims)
     x, full = given["input"], weight.now()
@@ -505,7 +507,21 @@ def _projected(
 def _any_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear operation by our kernel where its weight is partial."""
     out = _linear(F.linear, {"input": x, "weight": weight, "bias": bias})
-    return F.linear(x, weight, _plain(bias)) if out is NotImplemented else out
+    if out is NotImplemented:
+        return F.linear(x, _plain(weight), _plain(bias))
+    kernel: Tensor = out
+    return kernel
+
+
+SMALLEST = 2_000_000
+"""Multiplications of a forward pass from which on a kernel of ours is quicker."""
+
+
+def _is_small(weight: PartialWeight, x: Tensor, dim: int) -> bool:
+    """Whether a full gradient, cut down, costs less than the overhead of a kernel."""
+    if _is_truncated(weight):
+        return False  # only the kernels cut
+    return x.numel() // x.shape[dim] * weight.full.numel() < SMALLEST
 
 
 class _Bias:

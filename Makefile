@@ -45,7 +45,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.made
-	$(BIN)/pip install -c constraints.txt -e .
+	$(BIN)/pip install --no-compile -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made

@@ -552,3 +552,17 @@ def test_personal_training_helps() -> None:
     run = run_for(rounds=4, clients__per_round=6, train__epochs=5, train__lr=0.05)
     assert run.summary["personal_accuracy"] > 0.7
     assert distance(global_of(run), run.plan.initial) > 0.01
+
+
+def test_other_data_than_the_run_s_is_refused(tmp_path: Path) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    x, y = examples()
+    settings = {"out": str(tmp_path / "run"), "rounds": 3, "clients.number": 6}
+    given = {**settings, "clients.per_round": 3, "train.batch_size": 8}
+    with pytest.raises(KeyboardInterrupt):
+        fedspu.simulate(given, model=mlp, data=(x, y), watch=interrupt)
+    with pytest.raises(fedspu.FedSPUError, match="begun with other data"):
+        fedspu.resume(tmp_path / "run", model=mlp, data=(x, y[::-1].copy()))
+    fedspu.resume(tmp_path / "run", model=mlp, data=(x, y))

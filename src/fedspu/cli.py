@@ -123,10 +123,12 @@ def _numbers(text: str | None, name: str) -> list[float] | None:
 
 
 def _whole_numbers(text: str, name: str) -> list[int]:
-    numbers = _numbers(text, name) or []
-    if any(number != int(number) for number in numbers):
-        raise SettingsError(f"{name} {text}: expected whole numbers, like 0,1,2")
-    return [int(number) for number in numbers]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{name} {text}: expected whole numbers, like 0,1,2"
+        ) from None
 
 
 def _given(config: Path | None, overrides: list[str] | None, **flags: Any) -> Any:

@@ -49,8 +49,10 @@ def compare(
     summaries = [_play(settings, cell, out, begin) for cell, settings in plans.items()]
     text = json.dumps(summaries, indent=2) + "\n"
     try:
-        (out / "comparison.md").write_text(markdown(compare_rows(summaries)))
-        (out / "comparison.json").write_text(text)
+        (out / "comparison.md").write_text(
+            markdown(compare_rows(summaries)), encoding="utf-8"
+        )
+        (out / "comparison.json").write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{out}: cannot write ({error})") from error
     return summaries

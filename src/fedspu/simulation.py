@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -75,7 +76,12 @@ def simulate(
     start = Checkpoint(Federation(0, plan.initial), Accuracies(), {})
     if plan.settings.out is None:
         return _play(plan, start, None, watch)
-    folder = RunFolder.create(plan.settings.out, plan.settings.to_toml(), plan.initial)
+    folder = RunFolder.create(
+        plan.settings.out,
+        plan.settings.to_toml(),
+        plan.initial,
+        _fingerprint(plan.data),
+    )
     try:
         return _play(plan, start, folder, watch)
     except (Exception, KeyboardInterrupt):
@@ -100,7 +106,7 @@ def resume(
         start = read_checkpoint(path)
         settings = {**read_toml(path / "settings.toml"), "out": str(path)}
         plan = lay_out(settings, model, data)
-        folder.check_model(plan.initial)
+        folder.check_same(plan.initial, _fingerprint(plan.data))
         return _play(plan, start, folder, watch)
     finally:
         folder.close()
@@ -189,6 +195,12 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _fingerprint(data: Dataset) -> str:
+    """A few letters that tell data from other data: by its labels and shape."""
+    labels = sha256(data.y.numpy().tobytes()).hexdigest()[:16]
+    return f"{tuple(data.x.shape)} {data.x.dtype} {labels}"
 
 
 def _check_client(client: int, number: int) -> None:

@@ -56,9 +56,15 @@ class RunFolder:
         self._index: dict[str, Any] = {"personal": {}, "losses": {}}
 
     @classmethod
-    def create(cls, path: Path, settings: str, initial: State) -> "RunFolder":
-        """A new run folder, saved as of round 0; nothing is left of a failed one."""
+    def create(
+        cls, path: Path, settings: str, initial: State, data: str = ""
+    ) -> "RunFolder":
+        """A new run folder, saved as of round 0; nothing is left of a failed one.
+
+        ``data`` tells the data it was begun with from any other.
+        """
         folder = cls(path)
+        folder._index["data"] = data
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise folder._in_use()
         try:
@@ -101,8 +107,12 @@ class RunFolder:
         """The last round saved."""
         return int(self._index.get("round", 0))
 
-    def check_model(self, initial: State) -> None:
-        """Refuse to go on with another model than the run's."""
+    def check_same(self, initial: State, data: str) -> None:
+        """Refuse to go on with another model or other data than the run's."""
+        if self._index.get("data", "") != data:
+            raise StorageError(
+                f"{self.path} was begun with other data: labels or shapes differ"
+            )
         own = _load(self.path / "checkpoint/initial.safetensors")
         if {n: t.shape for n, t in own.items()} != {
             n: t.shape for n, t in initial.items()
@@ -161,6 +171,7 @@ class RunFolder:
                 "personal": personal,
                 "losses": losses,
                 "lengths": lengths,
+                "data": self._index.get("data", ""),
             }
             text = json.dumps(index, indent=1)
             _write(self.path / "checkpoint/federation.json", text.encode())

@@ -350,7 +350,10 @@ def compare(
         return
     console = Console(soft_wrap=True)
     console.print(rich_table(compare_rows(summaries)))
-    console.print("± is the 95 % interval of the mean over seeds (Student's t).")
+    console.print(
+        "± is the 95 % interval of the mean over seeds (Student's t); differences are "
+        "taken seed by seed, on the same clients."
+    )
     console.print(f"Runs, comparison.md and comparison.json: {out}", markup=False)
 
 

@@ -166,6 +166,18 @@ def test_a_comparison_has_a_row_for_each_method_and_alpha_over_its_seeds() -> No
     assert rows[2]["global accuracy"] == "12.5 %"
 
 
+def test_a_difference_is_taken_seed_by_seed() -> None:
+    accuracies = {"fedspu": (0.5, 0.9), "local": (0.4, 0.8)}  # far apart, gap the same
+    rows = compare_rows(
+        [
+            summary(method=method, seed=seed, personal_accuracy=accuracy)
+            for method, both in accuracies.items()
+            for seed, accuracy in enumerate(both)
+        ]
+    )
+    assert [row["against fedspu"] for row in rows] == ["-", "-10.0 ± 0.0 %"]
+
+
 def test_rows_become_a_markdown_table() -> None:
     rows = [{"method": "a", "n": "1"}, {"method": "b", "n": "2"}]
     assert markdown(rows) == "| method | n |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n"

@@ -27,6 +27,7 @@ def load() -> Dataset:
         defaults={
             "model": "digits",
             "clients.number": 30,
+            "data.alpha": 0.5,
             "rounds": 20,
             "train.lr": 0.02,
             "train.batch_size": 16,

@@ -137,6 +137,7 @@ def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
     cells: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for summary in summaries:
         cells.setdefault((summary["method"], summary["alpha"]), []).append(summary)
+    first = next(iter(cells))[0]
     rows = []
     for (method, alpha), runs in cells.items():
         exchanged = [run["bytes_down"] + run["bytes_up"] for run in runs]
@@ -149,12 +150,26 @@ def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
                     title: mean_percent([run[key] for run in runs])
                     for title, key in COMPARED
                 },
+                f"against {first}": _gap(runs, cells.get((first, alpha), runs)),
                 "exchanged": size(mean(exchanged)),
                 "training time": duration(mean([run["train_seconds"] for run in runs])),
                 "peak memory": size(max(run["peak_rss_bytes"] for run in runs)),
             }
         )
     return rows
+
+
+def _gap(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
+    """How far runs are ahead of others in personal accuracy, seed by seed.
+
+    Runs of one seed have the same clients and splits, so differences vary less than
+    accuracies do.
+    """
+    theirs = {run["seed"]: run["personal_accuracy"] for run in others}
+    gaps = [
+        r["personal_accuracy"] - theirs[r["seed"]] for r in runs if r["seed"] in theirs
+    ]
+    return "-" if runs is others else mean_percent(gaps)
 
 
 def rich_table(rows: Sequence[Mapping[str, str]]) -> Table:

@@ -75,21 +75,6 @@ def _plain_warnings() -> Iterator[None]:
 
 # Flags that several commands share --------------------------------------------------
 
-Config = Annotated[
-    Path | None,
-    typer.Argument(metavar="[CONFIG.toml]", help="A whole experiment, as TOML."),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any setting by its dotted name; may be repeated. "
-        "For example --set train.momentum=0.9",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-
 _FLAGS = {
     "data": "data.name",
     "alpha": "data.alpha",
@@ -109,6 +94,23 @@ _FLAGS = {
     "out": "out",
 }
 """Flag -> the setting it stands for."""
+
+_OTHERS = ", ".join(n for n in setting.known_names() if n not in _FLAGS.values())
+
+Config = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml]", help="A whole experiment, as TOML."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting by its dotted name, as in --set train.momentum=0.9; may be "
+        f"repeated. Those without a flag: {_OTHERS}.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def _numbers(text: str | None, name: str) -> list[float] | None:

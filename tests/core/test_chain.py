@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedspu import Neurons, partial_training, state_of
-from fedspu.core.chain import find_chain, pool, unpool
+from fedspu.core.chain import pool, unpool
 from fedspu.core.layout import Layout
-from fedspu.core.partial import Mode
+from fedspu.core.links import find_chain
+from fedspu.core.weight import Mode
 from fedspu.models import CIFARNet, DigitsNet, EMNISTNet, SpeechNet
 from tests.core.cases import (
     mapped,

@@ -17,7 +17,7 @@ import fedspu
 from fedspu import Active, Blocks, Neurons, state_of
 from fedspu.core.blocks import take
 from fedspu.core.layout import Layout
-from fedspu.core.partial import Mode
+from fedspu.core.weight import Mode
 from fedspu.errors import ModelError
 from tests.core.cases import (
     Fn,
@@ -47,7 +47,7 @@ def with_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """All weighted operations by our kernels, or all by the plain ones."""
     with pytest.MonkeyPatch.context() as patch:
         smallest = 0 if request.param else 10**18
-        patch.setattr("fedspu.core.partial.SMALLEST", smallest)
+        patch.setattr("fedspu.core.operations.SMALLEST", smallest)
         yield
 
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu.core.neurons import Neurons
-from fedspu.core.partial import Mode, partial_training
+from fedspu.core.partial import partial_training
 from fedspu.core.types import Active, State
+from fedspu.core.weight import Mode
 from fedspu.errors import SettingsError, TrainingError
 
 

@@ -175,8 +175,10 @@ def _gap(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]])
 def rich_table(rows: Sequence[Mapping[str, str]]) -> Table:
     """Rows as a table for a terminal."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for title, cell in rows[0].items():
-        table.add_column(title, justify="right" if cell[:1].isdigit() else "left")
+    for title in rows[0]:
+        has_numbers = any(row[title][:1].isdigit() for row in rows)
+        is_number = has_numbers or any(row[title].startswith("-") for row in rows)
+        table.add_column(title, justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*row.values())
     return table

@@ -1,0 +1,160 @@
+"""Recognise a network that is one chain of layers, and read it as links."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Link:
+    """One weighted layer, and what directly follows it."""
+
+    layer: nn.Conv2d | nn.Linear
+    norm: nn.BatchNorm2d | None = None
+    has_relu: bool = False
+    has_pool: bool = False
+    flattens: bool = False  # its input: from maps to features
+
+
+_KNOWN: "WeakKeyDictionary[nn.Module, tuple[Link, ...]]" = WeakKeyDictionary()
+
+
+def find_chain(model: nn.Module) -> tuple[Link, ...]:
+    """The model as a chain of links; none if it is not one that we can run."""
+    if model not in _KNOWN:
+        try:
+            _KNOWN[model] = tuple(_links(torch.fx.symbolic_trace(model)))
+        except Exception:  # whatever a model's code does when traced, it is no chain
+            _KNOWN[model] = ()
+    if "forward" in vars(model) or is_watched(model):
+        return ()
+    return _KNOWN[model]
+
+
+def is_watched(model: nn.Module, besides: int = 0) -> bool:
+    """Whether a layer has hooks, of which a chain would know nothing.
+
+    ``besides`` are so many forward hooks of each kind that every layer has from us.
+    """
+    return any(
+        len(layer._forward_hooks) > besides
+        or len(layer._forward_pre_hooks) > besides
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        for layer in model.modules()
+    )
+
+
+class _NoChainError(Exception):
+    """The model has something that no chain has."""
+
+
+def _links(traced: torch.fx.GraphModule) -> Iterator[Link]:
+    """Read the graph from its input to its output, link by link."""
+    words: list[Any] = []
+    nodes = list(traced.graph.nodes)
+    if nodes[0].op != "placeholder" or nodes[-1].op != "output":
+        raise _NoChainError
+    before = nodes[0]
+    for node in nodes[1:]:
+        inputs = node.all_input_nodes
+        if inputs != [before] or (len(before.users) != 1):
+            raise _NoChainError
+        if node.op != "output":
+            words += _word(traced, node)
+        before = node
+    flattens = False
+    while words:
+        word = words.pop(0)
+        if word == "flatten":
+            flattens = True
+            continue
+        if not isinstance(word, nn.Conv2d | nn.Linear):
+            raise _NoChainError
+        norm, rest = None, {"relu": False, "pool": False}
+        if words and isinstance(words[0], nn.BatchNorm2d):
+            norm = words.pop(0)
+        for name in ("relu", "pool"):
+            if words and words[0] == name:
+                rest[name] = True
+                words.pop(0)
+        needs_map = norm is not None or rest["pool"]
+        if needs_map and not isinstance(word, nn.Conv2d):
+            raise _NoChainError
+        if rest["pool"] and not rest["relu"]:
+            raise _NoChainError
+        yield Link(word, norm, rest["relu"], rest["pool"], flattens)
+        flattens = False
+    if flattens:
+        raise _NoChainError
+
+
+def _word(traced: torch.fx.GraphModule, node: torch.fx.Node) -> list[Any]:
+    """What a node of the graph does: a layer, or the name of an operation."""
+    if node.op == "call_module":
+        return _layer_word(traced.get_submodule(str(node.target)))
+    rest: Any = node.args[1:]
+    named: Any = node.kwargs
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    if name in ("relu", "relu_") and not rest:
+        return ["relu"]
+    if node.target in (F.max_pool2d, torch.max_pool2d) and _is_two(*rest, **named):
+        return ["pool"]
+    if name == "flatten" and (*rest, *named.values()) in ((1,), (1, -1)):
+        return ["flatten"]
+    raise _NoChainError
+
+
+def _layer_word(layer: nn.Module) -> list[Any]:
+    if isinstance(layer, nn.Identity):
+        return []
+    if isinstance(layer, nn.ReLU):
+        return ["relu"]
+    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
+        return ["flatten"]
+    if isinstance(layer, nn.MaxPool2d) and _is_two(
+        layer.kernel_size,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.ceil_mode,
+        layer.return_indices,
+    ):
+        return ["pool"]
+    if type(layer) is nn.BatchNorm2d:
+        is_usual = layer.affine and layer.track_running_stats
+        if is_usual and layer.momentum is not None:
+            return [layer]
+    if type(layer) is nn.Conv2d:
+        is_usual = layer.groups == 1 and layer.padding_mode == "zeros"
+        if is_usual and not isinstance(layer.padding, str):
+            return [layer]
+    if type(layer) is nn.Linear:
+        return [layer]
+    raise _NoChainError
+
+
+def _is_two(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> bool:
+    """Whether a pool is 2x2, moves by 2, and does nothing else."""
+    two = (2, (2, 2), [2, 2])
+    return (
+        kernel_size in two
+        and (stride is None or stride in two)
+        and padding in (0, (0, 0))
+        and dilation in (1, (1, 1))
+        and not ceil_mode
+        and not return_indices
+    )

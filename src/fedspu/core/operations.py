@@ -1,0 +1,298 @@
+"""Weighted operations on partial weights, each run by a kernel for its active block.
+
+``kernels.py`` has the arithmetic; here a call of a PyTorch function is turned into it.
+"""
+
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedspu.core.attention import multi_head
+from fedspu.core.kernels import (
+    Convolution,
+    ConvolutionPart,
+    EmbeddingPart,
+    LinearPart,
+    Part,
+    fill,
+)
+from fedspu.core.layout import Span, Spans, num_in, positions_of, take_span
+from fedspu.core.weight import OPERATIONS, Arguments, PartialWeight, plain
+
+
+def _linear(func: Any, given: Arguments) -> Any:
+    weight = given["weight"]
+    if not isinstance(weight, PartialWeight) or _is_small(weight, given["input"], -1):
+        return NotImplemented
+    rows, columns = weight.spans
+    bias = _Bias(given.get("bias"))
+    part = Part(rows, columns, bias.span, columns, rows, _is_truncated(weight))
+    x, full, offset = _in_autocast(given["input"], weight.now(), bias.full)
+    return LinearPart.apply(x, weight.leaf, bias.leaf, full, offset, part)  # type: ignore[no-untyped-call]  # torch has no hints here
+
+
+def _convolution(func: Any, given: Arguments) -> Any:
+    weight = given["weight"]
+    if not isinstance(weight, PartialWeight):
+        return NotImplemented
+    num_dims = weight.full.dim() - 2
+    if _is_small(weight, given["input"], -num_dims - 1):
+        return NotImplemented
+    groups, is_transposed = given.get("groups", 1), "transpose" in func.__name__
+    dilation = _tuple(given.get("dilation", 1), num_dims)
+    x, full = given["input"], weight.now()
+    padding = given.get("padding", 0)
+    if isinstance(padding, str):
+        x, padding = _pad(x, padding, full, dilation)
+    conv = Convolution(
+        stride=_tuple(given.get("stride", 1), num_dims),
+        padding=_tuple(padding, num_dims),
+        dilation=dilation,
+        is_transposed=is_transposed,
+        output_padding=_tuple(given.get("output_padding", 0), num_dims),
+        groups=groups,
+    )
+    bias = _Bias(given.get("bias"))
+    inputs, outputs = _channels(weight.spans, full.shape, groups, is_transposed)
+    if _is_ragged(inputs, outputs, x.shape[-num_dims - 1], full, conv):
+        return NotImplemented
+    rows, columns = weight.spans[:2]
+    part = Part(rows, columns, bias.span, inputs, outputs, _is_truncated(weight))
+    is_batched = x.dim() == full.dim()
+    x, full, offset = _in_autocast(x if is_batched else x[None], full, bias.full)
+    out: Tensor = ConvolutionPart.apply(  # type: ignore[no-untyped-call]  # as above
+        x, weight.leaf, bias.leaf, full, offset, part, conv
+    )
+    return out if is_batched else out[0]
+
+
+def _embedding(func: Any, given: Arguments) -> Any:
+    weight, padding = given["weight"], given.get("padding_idx")
+    if given.get("max_norm") is not None or given.get("sparse"):
+        return NotImplemented  # it renormalises, or its gradient is not dense
+    if not isinstance(weight, PartialWeight) or weight.spans[0] is not None:
+        return NotImplemented
+    if padding is None:
+        padding = -1
+    elif padding < 0:
+        padding += len(weight.full)
+    by_frequency = bool(given.get("scale_grad_by_freq", False))
+    return EmbeddingPart.apply(  # type: ignore[no-untyped-call]  # as above
+        given["input"],
+        weight.leaf,
+        weight.now(),
+        weight.spans[1],
+        padding,
+        by_frequency,
+    )
+
+
+def _attention(func: Any, given: Arguments) -> Any:
+    """Attention whose projections go through our linear kernel.
+
+    Heads do not mix between the projections, so that cutting at these is all there is
+    to the truncated gradient.
+    """
+    if given.get("static_k") is not None or given.get("static_v") is not None:
+        return NotImplemented
+    is_batched = given["query"].dim() == 3
+    inputs = [given[name] for name in ("query", "key", "value")]
+    is_self = inputs[0] is inputs[1] and inputs[1] is inputs[2]
+    inputs = [x.transpose(0, 1) if is_batched else x[None] for x in inputs]
+    # Dropout's default, like the others, is that of the function stood in for.
+    dropout = given["dropout_p"] if given.get("training", True) else 0.0
+    out, weights = multi_head(
+        _projected(given, inputs, is_self),
+        lambda x: _any_linear(x, given["out_proj_weight"], given["out_proj_bias"]),
+        given["num_heads"],
+        bias_k=plain(given["bias_k"]),
+        bias_v=plain(given["bias_v"]),
+        add_zero_attn=given["add_zero_attn"],
+        dropout=dropout,
+        key_padding_mask=given.get("key_padding_mask"),
+        attn_mask=given.get("attn_mask"),
+        need_weights=given.get("need_weights", True),
+        average_attn_weights=given.get("average_attn_weights", True),
+    )
+    if is_batched:
+        return out.transpose(0, 1), weights
+    return out[0], None if weights is None else weights[0]
+
+
+def _projected(
+    given: Arguments, inputs: list[Tensor], is_self: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values."""
+    packed, bias = given["in_proj_weight"], given["in_proj_bias"]
+    if given.get("use_separate_proj_weight"):
+        weights = [given[f"{name}_proj_weight"] for name in "qkv"]
+        biases = [None] * 3 if bias is None else list(plain(bias).chunk(3))
+    elif is_self:
+        q, k, v = _any_linear(inputs[0], packed, bias).chunk(3, -1)
+        return q, k, v
+    else:  # parts of one weight: the full gradient is computed, and cut down
+        weights, biases = plain(packed).chunk(3), [None] * 3
+        if bias is not None:
+            biases = list(plain(bias).chunk(3))
+        if isinstance(packed, PartialWeight) and _is_truncated(packed):
+            inputs = [_cut(x, -1, packed.spans[1]) for x in inputs]
+    q, k, v = map(_any_linear, inputs, weights, biases)
+    return q, k, v
+
+
+def _any_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear operation by our kernel where its weight is partial."""
+    out = _linear(F.linear, {"input": x, "weight": weight, "bias": bias})
+    if out is NotImplemented:
+        return F.linear(x, plain(weight), plain(bias))
+    kernel: Tensor = out
+    return kernel
+
+
+SMALLEST = 2_000_000
+"""Multiplications of a forward pass from which on a kernel of ours is quicker."""
+
+
+def _is_small(weight: PartialWeight, x: Tensor, dim: int) -> bool:
+    """Whether a full gradient, cut down, costs less than the overhead of a kernel."""
+    if _is_truncated(weight):
+        return False  # only the kernels cut
+    return x.numel() // x.shape[dim] * weight.full.numel() < SMALLEST
+
+
+class _Bias:
+    """A bias as a kernel wants it: what trains, the full value, and where."""
+
+    def __init__(self, bias: Tensor | None) -> None:
+        self.leaf, self.full, self.span = bias, bias, None
+        if isinstance(bias, PartialWeight):
+            self.leaf, self.full, self.span = bias.leaf, bias.now(), bias.spans[0]
+        elif bias is not None:
+            self.full = bias.detach()
+
+
+def _is_truncated(weight: PartialWeight) -> bool:
+    return weight.gradient == "truncated"
+
+
+def _in_autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
+    """The same tensors in the precision that autocast asks for, if it is on."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return (x, *weights)
+    low = torch.get_autocast_dtype(kind)
+    return (x.to(low), *(w if w is None else w.to(low) for w in weights))
+
+
+def _tuple(value: Any, length: int) -> tuple[int, ...]:
+    listed = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return listed * length if len(listed) == 1 else listed
+
+
+def _pad(
+    x: Tensor, padding: str, weight: Tensor, dilation: tuple[int, ...]
+) -> tuple[Tensor, Any]:
+    """Padding given as a word, as numbers; what is odd is added on the right."""
+    if padding == "valid":
+        return x, 0
+    totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):
+        x = F.pad(x, [side for total in reversed(totals) for side in (0, total % 2)])
+    return x, [total // 2 for total in totals]
+
+
+def _channels(
+    spans: Spans, shape: torch.Size, groups: int, is_transposed: bool
+) -> tuple[Span, Span]:
+    """The active input and output channels of a convolution."""
+    along, local = spans[:2]
+    width, per_group = shape[1], shape[0] // groups
+    if groups > 1 and is_transposed and per_group == 1:  # depthwise: in owns out
+        return along, _spread(along, width)
+    if groups > 1 and not is_transposed and width == 1:
+        return _owners(along, per_group), along
+    if local is not None and groups > 1:  # one local index stands for every group
+        places = positions_of(local)
+        assert places is not None
+        local = torch.cat([places + group * width for group in range(groups)])
+    return (along, local) if is_transposed else (local, along)
+
+
+def _is_ragged(
+    inputs: Span, outputs: Span, width: int, weight: Tensor, conv: Convolution
+) -> bool:
+    """Whether some input channel of a depthwise layer has a part of its outputs active.
+
+    So it can be where the inputs are the model's own, and each output a neuron.
+    """
+    if conv.groups == 1 or conv.groups != width or conv.is_transposed:
+        return False
+    multiple = len(weight) // width
+    return num_in(outputs, len(weight)) != multiple * num_in(inputs, width)
+
+
+def _spread(span: Span, width: int) -> Span:
+    if span is None or isinstance(span, int):
+        return None if span is None else span * width
+    return (span[:, None] * width + torch.arange(width)).flatten()
+
+
+def _owners(span: Span, width: int) -> Span:
+    """The inputs of a depthwise layer whose outputs, ``width`` each, are active."""
+    if span is None or isinstance(span, int):
+        return None if span is None else span // width
+    found: Tensor = torch.unique(span // width)
+    return found
+
+
+class _Cut(torch.autograd.Function):
+    """The identity; backward keeps the gradient at some positions of one axis."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, span: Span) -> Tensor:
+        ctx.dim, ctx.span = dim, span
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        part = take_span(grad, ctx.dim, ctx.span)
+        return fill(part, ctx.dim, ctx.span, grad.shape), None, None
+
+
+def _cut(x: Tensor, dim: int, span: Span) -> Tensor:
+    if span is None:
+        return x
+    cut: Tensor = _Cut.apply(x, dim, span)  # type: ignore[no-untyped-call]  # as above
+    return cut
+
+
+_LINEAR = ("input", "weight", "bias")
+_CONV = (*_LINEAR, "stride", "padding", "dilation", "groups")
+_CONV_TRANSPOSE = (
+    *_LINEAR,
+    "stride",
+    "padding",
+    "output_padding",
+    "groups",
+    "dilation",
+)
+
+OPERATIONS.update(
+    {
+        F.linear: (_LINEAR, _linear),
+        F.conv1d: (_CONV, _convolution),
+        F.conv2d: (_CONV, _convolution),
+        F.conv3d: (_CONV, _convolution),
+        F.conv_transpose1d: (_CONV_TRANSPOSE, _convolution),
+        F.conv_transpose2d: (_CONV_TRANSPOSE, _convolution),
+        F.conv_transpose3d: (_CONV_TRANSPOSE, _convolution),
+        F.embedding: (tuple(signature(F.embedding).parameters), _embedding),
+        F.multi_head_attention_forward: (
+            tuple(signature(F.multi_head_attention_forward).parameters),
+            _attention,
+        ),
+    }
+)

@@ -1,0 +1,133 @@
+"""A parameter of which only one block trains.
+
+It reads as the full weight everywhere. Weighted operations (``operations.py``) send the
+gradient of the block alone to its leaf; any other operation computes the full gradient
+and passes the block's part on.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from fedspu.core.blocks import mesh
+from fedspu.core.layout import Spans, positions_of, take_spans
+from fedspu.errors import ModelError
+
+Mode = Literal["exact", "truncated"]
+
+Arguments = dict[str, Any]
+
+OPERATIONS: dict[Any, tuple[tuple[str, ...], Callable[[Any, Arguments], Any]]] = {}
+"""Weighted operations: their arguments' names, and what runs them here.
+
+What runs one may return NotImplemented: then the plain operation does.
+"""
+
+
+class PartialWeight(Tensor):
+    """A parameter of which only one block trains: ``leaf``.
+
+    Reads as the full weight in every operation.
+    """
+
+    leaf: Tensor
+    full: Tensor
+    spans: Spans
+    gradient: Mode
+    written: int
+    shown: Callable[[Tensor], Tensor]  # its value as it is seen from where it is used
+
+    @staticmethod
+    def of(parameter: nn.Parameter, spans: Spans, mode: Mode) -> "PartialWeight":
+        """Stand in for ``parameter``, whose memory it shares."""
+        full = parameter.detach()
+        weight = full.as_subclass(PartialWeight)
+        weight.full, weight.spans, weight.gradient = full, spans, mode
+        leaf = take_spans(full, spans).detach()
+        weight.leaf = leaf.requires_grad_(parameter.requires_grad)
+        weight.written = weight.leaf._version
+        return weight
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the leaf is a part of the full weight's own memory."""
+        return not any(isinstance(span, Tensor) for span in self.spans)
+
+    def write_back(self) -> None:
+        """Put the leaf's values into the full weight."""
+        if self.is_view:
+            return
+        where = tuple(map(positions_of, self.spans))
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            self.full[mesh(self.full, where)] = self.leaf
+            self.written = self.leaf._version
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        """Refuse: a copy would train nothing."""
+        raise ModelError(
+            "a model in partial training cannot be copied; leave the context first, or "
+            "copy its state_dict()"
+        )
+
+    def now(self) -> Tensor:
+        """The full weight as it is now, without a gradient."""
+        if not self.is_view and self.leaf._version != self.written:
+            self.write_back()
+        return self.full
+
+    def value(self) -> Tensor:
+        """The full weight as it is now, sending its block's gradient to the leaf."""
+        value: Tensor = _Full.apply(self.leaf, self.now(), self.spans)  # type: ignore[no-untyped-call]  # torch has no hints here
+        return self.shown(value)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func`` on full weights; weighted operations by their own kernels."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _PROPERTIES:
+                return func(*args, **kwargs)
+            if func in OPERATIONS:
+                names, run = OPERATIONS[func]
+                out = run(func, dict(zip(names, args, strict=False)) | kwargs)
+                if out is not NotImplemented:
+                    return out
+            return func(*plain(args), **plain(kwargs))
+
+
+_PROPERTIES = {
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "grad", "is_leaf", "requires_grad")
+}
+
+
+class _Full(torch.autograd.Function):
+    """The full weight; its gradient is cut down to the leaf's block."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, full: Tensor, spans: Spans) -> Tensor:
+        ctx.spans = spans
+        return full.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return take_spans(grad, ctx.spans).contiguous(), None, None
+
+
+def plain(value: Any) -> Any:
+    """The same nested value with full weights in the place of partial ones."""
+    if isinstance(value, PartialWeight):
+        return value.value()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(plain(item) for item in value)
+    return value

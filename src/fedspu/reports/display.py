@@ -56,13 +56,12 @@ class Display:
         self.exchanged += sum(cost.bytes_down + cost.bytes_up for cost in costs)
         stopped = len(report.federation.stopped)
         going = plan.num_clients - stopped
-        news = "  ".join(
-            (
-                f"personal {percent(report.accuracies.personal_mean)}",
-                f"global {percent(report.accuracies.global_)}",
-                f"clients {going} on, {stopped} stopped",
-                size(self.exchanged),
-            )
+        accuracies = report.accuracies
+        shown = (
+            f"personal {percent(accuracies.personal_mean)}",
+            f"global {percent(accuracies.global_)}",
+            f"{going} on, {stopped} stopped",
+            size(self.exchanged),
         )
         t, rounds = report.federation.round, plan.settings.rounds
         label = f"{self.label} round".lstrip()
@@ -71,6 +70,7 @@ class Display:
                 self._task = self._bar.add_task(
                     label, total=rounds, completed=t - 1, news=""
                 )
-            self._bar.update(self._task, completed=t, news=news)
+            self._bar.update(self._task, completed=t, news="  ".join(shown))
         elif not self.is_quiet:
-            print(f"{label} {t}/{rounds}  {news}", file=sys.stderr)  # noqa: T201  # this is the display
+            line = "  ".join((*shown[:2], f"clients {shown[2]}", shown[3]))
+            print(f"{label} {t}/{rounds}  {line}", file=sys.stderr)  # noqa: T201  # this is the display

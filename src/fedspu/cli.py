@@ -246,7 +246,7 @@ def run(
     console = Console(soft_wrap=True)
     console.print(run_table(result.summary))
     console.print(f"Results and models: {path}", markup=False)
-    console.print(f"Next: {_suggest(result.summary)}", markup=False)
+    console.print(f"Next: {_suggest(result.summary, path)}", markup=False)
 
 
 def _new_folder(given: dict[str, Any]) -> Path:
@@ -282,11 +282,13 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
         raise
 
 
-def _suggest(summary: dict[str, Any]) -> str:
-    seed = summary["seed"]
-    if summary["method"] == "fedspu":
-        return f"`fedspu run --method local --seed {seed}`: every client alone"
-    return f"`fedspu run --method fedspu --seed {seed}`: the same clients with FedSPU"
+def _suggest(summary: dict[str, Any], path: Path) -> str:
+    """The same experiment with another method, for a comparison."""
+    other, why = ("local", "every client alone")
+    if summary["method"] != "fedspu":
+        other, why = ("fedspu", "the same clients with FedSPU")
+    again = f"fedspu run {path}/settings.toml --method {other} --out {path}-{other}"
+    return f"`{again}`: {why}"
 
 
 @app.command()

@@ -207,6 +207,25 @@ def test_a_chain_trains_all_neurons_too() -> None:
         assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name
 
 
+def test_a_chain_may_begin_with_a_flatten() -> None:
+    with seeded(0):
+        x = torch.randn(4, 2, 3, dtype=torch.float64)
+        model = shaken(nn.Sequential(nn.Flatten(), *mlp(6, 5, 4, 3))).train()
+    y, neurons = torch.tensor([0, 1, 2, 0]), quietly_mapped(model, x)
+    active = random_active(neurons, 0.5)
+    dense = trained_dense(copy.deepcopy(model), neurons, active, x, y)
+    with partial_training(model, neurons, active) as trainable:
+        optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            output = model(x)
+            assert is_by_chain(output)
+            F.cross_entropy(output, y).backward()
+            optimizer.step()
+    for name, values in state_of(model).items():
+        assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name
+
+
 def test_the_smallest_batches_take_the_general_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -66,7 +66,7 @@ def _runs(stages: list["Stage"], x: Any) -> bool:
         and x.numel() * len(first) >= SMALLEST
         and not x.requires_grad
         and x.dtype == first.dtype
-        and x.dim() == (4 if stages[0].conv else 2)
+        and (stages[0].link.flattens or x.dim() == (4 if stages[0].conv else 2))
         and not torch.is_autocast_enabled(x.device.type)
         and all(stage.link.norm is None or stage.link.norm.training for stage in stages)
     )

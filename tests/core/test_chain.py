@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspu import Neurons, partial_training, state_of
+from fedspu import Axis, NeuronGroup, Neurons, partial_training, state_of
 from fedspu.core.chain import pool, unpool
 from fedspu.core.layout import Layout
 from fedspu.core.links import find_chain
@@ -127,6 +127,19 @@ def trained_dense(
     return state_of(model)
 
 
+def train_as_chain(
+    model: nn.Module, trainable: list[Tensor], x: Tensor, y: Tensor
+) -> None:
+    """The same three steps, each by the chain's one operation."""
+    optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = model(x)
+        assert is_by_chain(output)
+        F.cross_entropy(output, y).backward()
+        optimizer.step()
+
+
 @settings(max_examples=60)
 @given(chains(), st.sampled_from([0.2, 0.5, 0.9]), st.sampled_from(["auto", "index"]))
 def test_a_chain_trains_as_masked_dense_training_does(
@@ -141,13 +154,7 @@ def test_a_chain_trains_as_masked_dense_training_does(
     model.train()
     assert len(find_chain(model)) > 0
     with partial_training(model, neurons, active, layout=layout) as trainable:
-        optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
-        for _ in range(3):
-            optimizer.zero_grad()
-            output = model(x)
-            assert is_by_chain(output)
-            F.cross_entropy(output, y).backward()
-            optimizer.step()
+        train_as_chain(model, trainable, x, y)
     for name, values in state_of(model).items():
         assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name
 
@@ -198,11 +205,7 @@ def test_a_chain_trains_all_neurons_too() -> None:
     dense = trained_dense(copy.deepcopy(model), neurons, neurons.everything(), x, y)
     with partial_training(model, neurons, neurons.everything()) as trainable:
         assert [id(t) for t in trainable] == [id(p) for p in model.parameters()]
-        optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
-        for _ in range(3):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
+        train_as_chain(model, trainable, x, y)
     for name, values in state_of(model).items():
         assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name
 
@@ -215,12 +218,31 @@ def test_a_chain_may_begin_with_a_flatten() -> None:
     active = random_active(neurons, 0.5)
     dense = trained_dense(copy.deepcopy(model), neurons, active, x, y)
     with partial_training(model, neurons, active) as trainable:
+        train_as_chain(model, trainable, x, y)
+    for name, values in state_of(model).items():
+        assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name
+
+
+def test_a_table_that_does_not_fit_the_chain_takes_the_general_path() -> None:
+    # By hand, and odd: the second layer's inputs are not tied to the first's outputs.
+    with seeded(0):
+        model, x = shaken(mlp(6, 5, 3)).train(), torch.randn(4, 6).double()
+    odd = Neurons(
+        (
+            NeuronGroup("made", 5, (Axis("0.weight", 0), Axis("0.bias", 0))),
+            NeuronGroup("read", 5, (Axis("2.weight", 1),)),
+        ),
+        {name: tuple(p.shape) for name, p in model.named_parameters()},
+    )
+    active = {"made": torch.tensor([0, 3]), "read": torch.tensor([1, 2])}
+    y = torch.tensor([0, 1, 2, 0])
+    dense = trained_dense(copy.deepcopy(model), odd, active, x, y)
+    with partial_training(model, odd, active) as trainable:
+        assert not is_by_chain(model(x))
         optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
         for _ in range(3):
             optimizer.zero_grad()
-            output = model(x)
-            assert is_by_chain(output)
-            F.cross_entropy(output, y).backward()
+            F.cross_entropy(model(x), y).backward()
             optimizer.step()
     for name, values in state_of(model).items():
         assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -171,7 +173,7 @@ def test_active_neurons_out_of_order_or_twice_are_refused(indices: list[int]) ->
 def test_the_table_prints_one_line_per_group() -> None:
     table = Neurons(
         groups=(
-            HAND.groups[0],
+            replace(HAND.groups[0], permutable=True),
             NeuronGroup("lstm", 2, (Axis("one", 1, copies=2, stride=2),), False, False),
         ),
         shapes=HAND.shapes,

@@ -141,3 +141,10 @@ def num_in(span: Span, size: int) -> int:
     if span is None:
         return size
     return span if isinstance(span, int) else len(span)
+
+
+def spread(span: Span, width: int) -> Span:
+    """The same span where each position has become ``width`` neighbouring ones."""
+    if span is None or isinstance(span, int):
+        return None if span is None else span * width
+    return (span[:, None] * width + torch.arange(width)).flatten()

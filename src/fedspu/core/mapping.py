@@ -129,7 +129,7 @@ def _group(probe: Probe, traced: Traced) -> tuple[list[NeuronGroup], list[Fixed]
             continue
         for run, fit in zip(runs, fits, strict=True):
             name = _name(axes[0][0], {group.name for group in groups})
-            groups.append(NeuronGroup(name, len(run), tuple(fit)))
+            groups.append(NeuronGroup(name, len(run), tuple(fit), permutable=True))
     return groups, fixed
 
 

@@ -52,12 +52,13 @@ class NeuronGroup:
     its neurons leaves the output unchanged. Where only some are (normalisation groups,
     the values of a hand-written attention), its neurons keep their places.
     ``slim`` says whether a physically smaller copy of the model can do without them.
+    In a table written by hand neurons keep their places unless it says ``permutable``.
     """
 
     name: str
     size: int
     axes: tuple[Axis, ...]
-    permutable: bool = True
+    permutable: bool = False
     slim: bool = True
 
     @property

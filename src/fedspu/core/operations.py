@@ -19,7 +19,14 @@ from fedspu.core.kernels import (
     Part,
     fill,
 )
-from fedspu.core.layout import Span, Spans, num_in, positions_of, take_span
+from fedspu.core.layout import (
+    Span,
+    Spans,
+    num_in,
+    positions_of,
+    spread,
+    take_span,
+)
 from fedspu.core.weight import OPERATIONS, Arguments, PartialWeight, plain
 
 
@@ -211,7 +218,7 @@ def _channels(
     along, local = spans[:2]
     width, per_group = shape[1], shape[0] // groups
     if groups > 1 and is_transposed and per_group == 1:  # depthwise: in owns out
-        return along, _spread(along, width)
+        return along, spread(along, width)
     if groups > 1 and not is_transposed and width == 1:
         return _owners(along, per_group), along
     if local is not None and groups > 1:  # one local index stands for every group
@@ -232,12 +239,6 @@ def _is_ragged(
         return False
     multiple = len(weight) // width
     return num_in(outputs, len(weight)) != multiple * num_in(inputs, width)
-
-
-def _spread(span: Span, width: int) -> Span:
-    if span is None or isinstance(span, int):
-        return None if span is None else span * width
-    return (span[:, None] * width + torch.arange(width)).flatten()
 
 
 def _owners(span: Span, width: int) -> Span:

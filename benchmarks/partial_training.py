@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from models import Transformer, mlp, mobilenet, resnet18
 from torch import Tensor, nn
 
 import fedspu
@@ -26,15 +26,6 @@ from fedspu.core.weight import Mode
 from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
-
-
-def mlp() -> nn.Module:
-    """Four hidden layers of 1024."""
-    widths = (784, 1024, 1024, 1024, 1024)
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(1024, 10))
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,9 @@ CASES = {
     "speech": Case(SpeechNet, (16, 1, 32, 32), 35),
     "cifar10": Case(CIFARNet, (128, 3, 32, 32), 10),
     "mlp": Case(mlp, (32, 1, 28, 28), 10),
+    "resnet18": Case(resnet18, (32, 3, 32, 32), 10),
+    "transformer": Case(Transformer, (16, 64, 64), 10),
+    "mobilenet": Case(mobilenet, (16, 3, 32, 32), 10),
 }
 
 
@@ -112,7 +106,7 @@ def variants(case: Case, mode: Mode, stack: ExitStack) -> dict[str, Variant]:
     last: Any = torch.channels_last
     there: Any = copy.deepcopy(model)
     there = there.to(memory_format=last)
-    x_there = x.contiguous(memory_format=last)
+    x_there = x.contiguous(memory_format=last) if x.dim() == 4 else x
     found["channels_last"] = Variant(there, list(there.parameters()), x_there, y)
     for p in SHARES:
         active = fedspu.choose_random(neurons, p, fedspu.stream(0, "neurons"))

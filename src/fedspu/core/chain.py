@@ -27,6 +27,7 @@ from fedspu.core.layout import (
     take_spans,
 )
 from fedspu.core.links import Link, find_chain, is_watched
+from fedspu.core.weight import PartialWeight, refuse_to_compile
 
 SMALLEST = 100_000
 """Input values times outputs of the first layer from which on the chain is quicker."""
@@ -52,6 +53,8 @@ def running_chain(
     leaves, own = list(trainable.values()), model.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            refuse_to_compile()
         is_plain = len(args) == 1 and not kwargs and _runs(stages, args[0])
         if not is_plain or is_watched(model, num_hooks):
             return own(*args, **kwargs)
@@ -328,7 +331,10 @@ def plain(weight: Any) -> Any:
     """The full value of a parameter, partial or not, without a gradient."""
     if weight is None:
         return None
-    return weight.now() if hasattr(weight, "now") else weight.detach()
+    if not isinstance(weight, PartialWeight):
+        return weight.detach()
+    weight.path = "chain"
+    return weight.now()
 
 
 # A 2x2 pool of a ReLU -----------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from fedspu.core.layout import Span, num_in, take_span, take_spans
 
-_SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Hardtanh", "Exp")
+_SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")
 """Operations that keep their output for their own backward pass."""
 
 

@@ -34,6 +34,7 @@ def _linear(func: Any, given: Arguments) -> Any:
     weight = given["weight"]
     if not isinstance(weight, PartialWeight) or _is_small(weight, given["input"], -1):
         return NotImplemented
+    weight.path = "block"
     rows, columns = weight.spans
     bias = _Bias(given.get("bias"))
     part = Part(rows, columns, bias.span, columns, rows, _is_truncated(weight))
@@ -66,6 +67,7 @@ def _convolution(func: Any, given: Arguments) -> Any:
     inputs, outputs = _channels(weight.spans, full.shape, groups, is_transposed)
     if _is_ragged(inputs, outputs, x.shape[-num_dims - 1], full, conv):
         return NotImplemented
+    weight.path = "block"
     rows, columns = weight.spans[:2]
     part = Part(rows, columns, bias.span, inputs, outputs, _is_truncated(weight))
     is_batched = x.dim() == full.dim()
@@ -86,6 +88,7 @@ def _embedding(func: Any, given: Arguments) -> Any:
         padding = -1
     elif padding < 0:
         padding += len(weight.full)
+    weight.path = "block"
     by_frequency = bool(given.get("scale_grad_by_freq", False))
     return EmbeddingPart.apply(  # type: ignore[no-untyped-call]  # as above
         given["input"],

@@ -27,7 +27,7 @@ from fedspu.core.layout import Arrangement, Layout, Spans, arrange
 from fedspu.core.neurons import Neurons
 from fedspu.core.probe import all_tensors
 from fedspu.core.types import Active
-from fedspu.core.weight import Mode, PartialWeight
+from fedspu.core.weight import Mode, PartialWeight, Saves
 from fedspu.errors import ModelError
 
 
@@ -38,6 +38,7 @@ def partial_training(
     active: Active,
     mode: Mode = "exact",
     layout: Layout = "auto",
+    saves: Saves = "fast",
 ) -> Iterator[list[Tensor]]:
     """Yield the trainable tensors of ``model``: the active blocks of its parameters.
 
@@ -52,11 +53,16 @@ def partial_training(
     ``layout``: inside the context, active neurons come first wherever the table proves
     that to be a symmetry (``auto``), or all keep their places (``index``): float32 then
     rounds as in the plain model, and dropout draws the same masks.
+
+    ``saves``: what is held for the backward pass is what is quickest (``fast``), or as
+    little as can be, at the price of some time (``lean``). The numbers are the same.
     """
     if mode not in ("exact", "truncated"):
         raise ModelError(f"mode = {mode!r}: expected exact or truncated")
     if layout not in ("auto", "index"):
         raise ModelError(f"layout = {layout!r}: expected auto or index")
+    if saves not in ("fast", "lean"):
+        raise ModelError(f"saves = {saves!r}: expected fast or lean")
     _check_fits(model, neurons)
     neurons.blocks(active)  # refuses a choice that does not fit the table
     arrangement = arrange(model, neurons, active, layout)
@@ -76,6 +82,19 @@ def partial_training(
             _watching_optimizers(weights.values()),
         ):
             yield list(trainable.values())
+
+
+def paths(model: nn.Module) -> dict[str, str]:
+    """How the gradient of each parameter was computed, after a step in the context.
+
+    ``chain``, by the fast path for small chains; ``block``, of the active block alone;
+    ``full``, in full, and then cut down; ``whole``, by plain PyTorch, as nothing of it
+    is frozen; ``unused``, not at all.
+    """
+    return {
+        name: p.path if isinstance(p, PartialWeight) else "whole"
+        for name, p in model.named_parameters()
+    }
 
 
 def _check_fits(model: nn.Module, neurons: Neurons) -> None:

@@ -16,6 +16,7 @@ from fedspu.core.layout import Spans, positions_of, take_spans
 from fedspu.errors import ModelError
 
 Mode = Literal["exact", "truncated"]
+Saves = Literal["fast", "lean"]
 
 Arguments = dict[str, Any]
 
@@ -38,6 +39,7 @@ class PartialWeight(Tensor):
     gradient: Mode
     written: int
     shown: Callable[[Tensor], Tensor]  # its value as it is seen from where it is used
+    path: str  # how its gradient was last computed: see ``paths`` in partial.py
 
     @staticmethod
     def of(parameter: nn.Parameter, spans: Spans, mode: Mode) -> "PartialWeight":
@@ -48,6 +50,7 @@ class PartialWeight(Tensor):
         leaf = take_spans(full, spans).detach()
         weight.leaf = leaf.requires_grad_(parameter.requires_grad)
         weight.written = weight.leaf._version
+        weight.path = "unused"
         return weight
 
     @property
@@ -79,6 +82,7 @@ class PartialWeight(Tensor):
 
     def value(self) -> Tensor:
         """The full weight as it is now, sending its block's gradient to the leaf."""
+        self.path = "full"
         value: Tensor = _Full.apply(self.leaf, self.now(), self.spans)  # type: ignore[no-untyped-call]  # torch has no hints here
         return self.shown(value)
 
@@ -91,6 +95,8 @@ class PartialWeight(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run ``func`` on full weights; weighted operations by their own kernels."""
+        if torch.compiler.is_compiling():
+            refuse_to_compile()
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _PROPERTIES:
@@ -101,6 +107,19 @@ class PartialWeight(Tensor):
                 if out is not NotImplemented:
                     return out
             return func(*plain(args), **plain(kwargs))
+
+
+def refuse_to_compile() -> NoReturn:
+    """Say that the compiler, which would see the whole weight, must wait."""
+    raise ModelError(
+        "a model in partial training cannot be compiled; leave torch.compile out, or "
+        "use it outside of the context"
+    )
+
+
+# The compiler does not look inside, but calls it: as ``torch.compiler.disable`` does,
+# without importing the compiler.
+refuse_to_compile._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 _PROPERTIES = {

@@ -27,6 +27,9 @@ from fedspu.core.layout import (
     take_spans,
 )
 from fedspu.core.links import Link, find_chain, is_watched
+from fedspu.core.norms import centre, track
+from fedspu.core.pooling import halves, pool, unpool
+from fedspu.core.recipes import is_same
 from fedspu.core.weight import PartialWeight, refuse_to_compile
 
 SMALLEST = 100_000
@@ -99,7 +102,7 @@ def _stages(
         if "?" in own or own[0] not in names:
             return []
         rows, reads = spans[own[0]][:2]
-        if any(name and not _same(spans[name][0], rows) for name in own[1:]):
+        if any(name and not is_same(spans[name][0], rows) for name in own[1:]):
             return []
         before = stages[-1] if stages else None
         stage = Stage(
@@ -128,13 +131,7 @@ def _follows(stage: "Stage", before: "Stage") -> bool:
     A table written by hand may say otherwise.
     """
     made, read = len(before.link.layer.weight), stage.link.layer.weight.shape[1]
-    return _same(stage.reads, spread(before.active, read // made))
-
-
-def _same(a: Span, b: Span) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.equal(a, b)
-    return a is b or (isinstance(a, int) and a == b)
+    return is_same(stage.reads, spread(before.active, read // made))
 
 
 def _convolution(layer: nn.Conv2d) -> Convolution:
@@ -250,31 +247,37 @@ def _forward_map(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
     saved.append(x if stage.is_first else _keep(x, stage.reads))
     y = stage.conv.run(x, plain(layer.weight), plain(layer.bias))
     if norm is not None:
-        raw = y
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
-        y, mean, deviation = torch.ops.aten.native_batch_norm(
-            raw,
-            plain(norm.weight),
-            plain(norm.bias),
-            norm.running_mean,
-            norm.running_var,
-            True,
-            norm.momentum,
-            norm.eps,
-        )
-        saved.append(_keep(raw, stage.need_out))
-        saved += [
-            take_span(mean, 0, stage.need_out),
-            take_span(deviation, 0, stage.need_out),
-        ]
+        scale, shift = _normalise_(stage, y, saved)
     if stage.link.has_pool:
-        y, winner = pool(y, stage.need_out)
-        saved.append(winner)
-    elif stage.link.has_relu:
+        left, right = halves(y)
+        if norm is not None:
+            left = torch.addcmul(shift, left, scale)
+            right = torch.addcmul(shift, right, scale)
+        y, masks = pool(left, right, stage.need_out)
+        saved += masks
+        return y
+    if norm is not None:
+        y = torch.addcmul(shift, y, scale)
+    if stage.link.has_relu:
         y.relu_()
         saved.append(take_span(y, 1, stage.need_out) > 0)
     return y
+
+
+def _normalise_(stage: Stage, x: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Take the mean from ``x``; what it is then multiplied with, and what added."""
+    norm = stage.link.norm
+    assert norm is not None
+    assert norm.momentum is not None
+    mean, variance = centre(x, into=x)
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    count = x.numel() // x.shape[1]
+    track(norm.running_mean, norm.running_var, mean, variance, norm.momentum, count)
+    deviation = (variance + norm.eps).rsqrt_()
+    saved += [_keep(x, stage.need_out), take_span(deviation, 0, stage.need_out)]
+    scale = plain(norm.weight) * deviation
+    return scale[:, None, None], plain(norm.bias)[:, None, None]
 
 
 def _backward_map(
@@ -287,19 +290,20 @@ def _backward_map(
     layer, norm, conv = stage.link.layer, stage.link.norm, stage.conv
     assert conv is not None
     if stage.link.has_pool:
-        winner = saved.pop()
-        grad = unpool(grad, winner, conv.size_of_output(shape, layer.weight.shape))
+        is_alive, is_lower, is_right = saved.pop(), saved.pop(), saved.pop()
+        size = conv.size_of_output(shape, layer.weight.shape)
+        grad = unpool(grad, (is_right, is_lower, is_alive), size)
     elif stage.link.has_relu:
         grad = grad * saved.pop()
     if norm is not None:
-        deviation, mean, raw = saved.pop(), saved.pop(), saved.pop()
+        deviation, centred = saved.pop(), saved.pop()
         grad, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad,
-            raw,
+            centred,
             take_span(plain(norm.weight), 0, stage.need_out),
             None,
             None,
-            mean,
+            torch.zeros_like(deviation),
             deviation,
             True,
             norm.eps,
@@ -335,44 +339,3 @@ def plain(weight: Any) -> Any:
         return weight.detach()
     weight.path = "chain"
     return weight.now()
-
-
-# A 2x2 pool of a ReLU -----------------------------------------------------------------
-
-_CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))
-_NOBODY = 4
-
-
-def _corner(x: Tensor, corner: tuple[int, int]) -> Tensor:
-    height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
-    return x[:, :, corner[0] : height : 2, corner[1] : width : 2]
-
-
-def pool(x: Tensor, need: Span) -> tuple[Tensor, Tensor]:
-    """The greatest of each four, at least 0; and which of them it is, where needed.
-
-    As ``max_pool2d(relu(x), 2)``: of equals the first, nobody where none is above 0.
-    """
-    corners = [_corner(x, corner) for corner in _CORNERS]
-    top = torch.maximum(corners[0], corners[1])
-    bottom = torch.maximum(corners[2], corners[3])
-    best = torch.maximum(top, bottom)
-    seen = [take_span(corner, 1, need) for corner in (*corners, top, bottom, best)]
-    is_right = seen[1] > seen[0]
-    is_bottom = seen[5] > seen[4]
-    is_bottom_right = seen[3] > seen[2]
-    winner = torch.where(
-        is_bottom, is_bottom_right.to(torch.uint8) + 2, is_right.to(torch.uint8)
-    )
-    winner.masked_fill_(seen[6] <= 0, _NOBODY)
-    return best.relu_(), winner
-
-
-def unpool(grad: Tensor, winner: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Each gradient at the place of its winner, on maps of this size; else zero."""
-    shape = (*grad.shape[:2], *size)
-    is_even = all(side % 2 == 0 for side in size)
-    out = grad.new_empty(shape) if is_even else grad.new_zeros(shape)
-    for k, corner in enumerate(_CORNERS):
-        torch.mul(grad, winner == k, out=_corner(out, corner))
-    return out

@@ -6,7 +6,9 @@ of the gradient; the gradient of the input is the true one (``exact``), or passe
 active outputs to active inputs alone (``truncated``).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedspu.core.layout import Span, num_in, take_span, take_spans
+from fedspu.core.recipes import recipe_of
 
 _SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")
 """Operations that keep their output for their own backward pass."""
+
+
+_FEW = 16
+"""Entries of a kernel that may be laid out in full for maps of one channel."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +43,30 @@ class Part:
     is_truncated: bool
 
 
-def read_by_part(x: Tensor, dim: int, inputs: Span) -> tuple[Tensor, Span]:
-    """What is kept of the input for the weight's gradient, and what to take of that.
+def read_by_part(
+    x: Tensor, dim: int, inputs: Span
+) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:
+    """What is kept of the input for the weight's gradient, and how to read that.
 
-    The active channels are copied out, unless the operation before keeps all of ``x``
-    anyway: then a copy would only be more.
+    Nothing new, if it can be made again from what is kept anyway. Else the active
+    channels are copied out, unless the operation before keeps all of ``x`` itself:
+    then a copy would only be more.
     """
+    dim %= x.dim()
+    recipe = recipe_of(x)
+    if recipe is not None and recipe.gives(inputs, dim):
+        span = inputs if recipe.has is None else None
+        return recipe.tensors, partial(recipe.make, span, dim)
     if inputs is None:
-        return x, None
+        return (x,), _as_it_is
     name = x.grad_fn.name() if x.grad_fn is not None else ""
     if name.startswith(_SAVE_THEIR_RESULT) or (x.grad_fn is None and x.is_leaf):
-        return x, inputs
-    return take_span(x, dim, inputs).contiguous(), None
+        return (x,), partial(take_span, dim=dim, span=inputs)
+    return (take_span(x, dim, inputs).contiguous(),), _as_it_is
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def fill(part: Tensor, dim: int, span: Span, shape: torch.Size) -> Tensor:
@@ -75,8 +94,8 @@ class LinearPart(torch.autograd.Function):
         part: Part,
     ) -> Tensor:
         """The plain operation; keeps what the active part's gradient reads."""
-        kept, ctx.rest = read_by_part(x, -1, part.inputs)
-        ctx.save_for_backward(kept, weight)
+        kept, ctx.read = read_by_part(x, -1, part.inputs)
+        ctx.save_for_backward(weight, *kept)
         ctx.part, ctx.shape = part, x.shape
         return F.linear(x, weight, bias)
 
@@ -84,7 +103,7 @@ class LinearPart(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the leaves."""
-        kept, weight = ctx.saved_tensors
+        weight, *kept = ctx.saved_tensors
         part: Part = ctx.part
         whole = grad.reshape(-1, grad.shape[-1])
         active = take_span(whole, 1, part.outputs)
@@ -97,8 +116,8 @@ class LinearPart(torch.autograd.Function):
         elif ctx.needs_input_grad[0]:
             grad_x = (whole @ weight).view(ctx.shape)
         if ctx.needs_input_grad[1]:
-            read = take_span(kept.reshape(-1, kept.shape[-1]), 1, ctx.rest)
-            grad_leaf = active.t() @ read
+            read = ctx.read(*kept)
+            grad_leaf = active.t() @ read.reshape(-1, read.shape[-1])
         if ctx.needs_input_grad[2]:
             grad_bias = take_span(whole, 1, part.bias).sum(0)
         return grad_x, grad_leaf, grad_bias, None, None, None
@@ -144,11 +163,26 @@ class Convolution:
         self, grad: Tensor, x: Tensor, shape: tuple[int, ...], groups: int
     ) -> Tensor:
         """The gradient of a weight of this shape."""
+        is_small = len(shape) == 4 and shape[2] * shape[3] <= _FEW
+        if is_small and x.shape[1] == 1 and not self.is_transposed:
+            return self._grad_of_one(grad, x, shape)
         like = grad.new_empty(1).expand(shape)
         found: Tensor = torch.ops.aten.convolution_backward(
             grad, x, like, None, *self._numbers(groups), [False, True, False]
         )[1]
         return found
+
+    def _grad_of_one(self, grad: Tensor, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The same for maps of one channel, as one product: three times as quick."""
+        x = F.pad(x, [side for side in reversed(self.padding) for _ in range(2)])
+        for dim, (width, step, gap) in enumerate(
+            zip(shape[2:], self.stride, self.dilation, strict=True), start=2
+        ):
+            x = x.unfold(dim, gap * (width - 1) + 1, step)[..., ::gap]
+        x = x[:, 0, : grad.shape[2], : grad.shape[3]].permute(0, 3, 4, 1, 2)
+        columns = x.reshape(len(x), -1, grad.shape[2] * grad.shape[3])
+        found = torch.bmm(grad.flatten(2), columns.transpose(1, 2)).sum(0)
+        return found.view(shape)
 
     def _numbers(self, groups: int) -> tuple[Any, ...]:
         return (
@@ -176,8 +210,8 @@ class ConvolutionPart(torch.autograd.Function):
         conv: Convolution,
     ) -> Tensor:
         """The plain operation; keeps what the active part's gradient reads."""
-        kept, ctx.rest = read_by_part(x, 1, part.inputs)
-        ctx.save_for_backward(kept, weight)
+        kept, ctx.read = read_by_part(x, 1, part.inputs)
+        ctx.save_for_backward(weight, *kept)
         ctx.part, ctx.conv, ctx.shape = part, conv, x.shape
         return conv.run(x, weight, bias)
 
@@ -185,7 +219,7 @@ class ConvolutionPart(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the leaves."""
-        kept, weight = ctx.saved_tensors
+        weight, *kept = ctx.saved_tensors
         part: Part = ctx.part
         conv: Convolution = ctx.conv
         active = take_span(grad, 1, part.outputs)
@@ -206,8 +240,7 @@ class ConvolutionPart(torch.autograd.Function):
                 num_in(part.columns, weight.shape[1]),
                 *weight.shape[2:],
             )
-            read = take_span(kept, 1, ctx.rest)
-            grad_leaf = conv.grad_weight(active, read, shape_leaf, groups)
+            grad_leaf = conv.grad_weight(active, ctx.read(*kept), shape_leaf, groups)
         if ctx.needs_input_grad[2]:
             others = [dim for dim in range(grad.dim()) if dim != 1]
             grad_bias = take_span(grad, 1, part.bias).sum(others)

@@ -27,31 +27,32 @@ from fedspu.core.layout import (
     spread,
     take_span,
 )
-from fedspu.core.weight import OPERATIONS, Arguments, PartialWeight, plain
+from fedspu.core.norms import BatchNormPart, NormPart, make_batch_normed
+from fedspu.core.recipes import Recipe, is_same, need_of, note
+from fedspu.core.weight import OPERATIONS, Arguments, PartialWeight, Piece, plain
 
 
-def _linear(func: Any, given: Arguments) -> Any:
-    weight = given["weight"]
-    if not isinstance(weight, PartialWeight) or _is_small(weight, given["input"], -1):
+def linear(func: Any, given: Arguments) -> Any:
+    """``F.linear``, with the gradient of the active block."""
+    weight, bias = Piece(given["weight"]), Piece(given.get("bias"))
+    if _is_small(weight, given["input"], -1):
         return NotImplemented
-    weight.path = "block"
+    _mark(given["weight"])
     rows, columns = weight.spans
-    bias = _Bias(given.get("bias"))
-    part = Part(rows, columns, bias.span, columns, rows, _is_truncated(weight))
-    x, full, offset = _in_autocast(given["input"], weight.now(), bias.full)
+    part = Part(rows, columns, bias.span, columns, rows, weight.is_truncated)
+    x, full, offset = _in_autocast(given["input"], weight.full, bias.full)
     return LinearPart.apply(x, weight.leaf, bias.leaf, full, offset, part)  # type: ignore[no-untyped-call]  # torch has no hints here
 
 
-def _convolution(func: Any, given: Arguments) -> Any:
-    weight = given["weight"]
-    if not isinstance(weight, PartialWeight):
+def convolution(func: Any, given: Arguments) -> Any:
+    """A convolution, transposed or not, with the gradient of the active block."""
+    weight, bias = Piece(given["weight"]), Piece(given.get("bias"))
+    x, full = given["input"], weight.full
+    assert full is not None
+    num_dims = full.dim() - 2
+    if _is_small(weight, x, -num_dims - 1):
         return NotImplemented
-    num_dims = weight.full.dim() - 2
-    if _is_small(weight, given["input"], -num_dims - 1):
-        return NotImplemented
-    groups, is_transposed = given.get("groups", 1), "transpose" in func.__name__
     dilation = _tuple(given.get("dilation", 1), num_dims)
-    x, full = given["input"], weight.now()
     padding = given.get("padding", 0)
     if isinstance(padding, str):
         x, padding = _pad(x, padding, full, dilation)
@@ -59,23 +60,78 @@ def _convolution(func: Any, given: Arguments) -> Any:
         stride=_tuple(given.get("stride", 1), num_dims),
         padding=_tuple(padding, num_dims),
         dilation=dilation,
-        is_transposed=is_transposed,
+        is_transposed="transpose" in func.__name__,
         output_padding=_tuple(given.get("output_padding", 0), num_dims),
-        groups=groups,
+        groups=given.get("groups", 1),
     )
-    bias = _Bias(given.get("bias"))
-    inputs, outputs = _channels(weight.spans, full.shape, groups, is_transposed)
+    inputs, outputs = _channels(weight.spans, full.shape, conv)
     if _is_ragged(inputs, outputs, x.shape[-num_dims - 1], full, conv):
         return NotImplemented
-    weight.path = "block"
+    _mark(given["weight"])
     rows, columns = weight.spans[:2]
-    part = Part(rows, columns, bias.span, inputs, outputs, _is_truncated(weight))
+    part = Part(rows, columns, bias.span, inputs, outputs, weight.is_truncated)
     is_batched = x.dim() == full.dim()
     x, full, offset = _in_autocast(x if is_batched else x[None], full, bias.full)
     out: Tensor = ConvolutionPart.apply(  # type: ignore[no-untyped-call]  # as above
         x, weight.leaf, bias.leaf, full, offset, part, conv
     )
-    return out if is_batched else out[0]
+    if not is_batched:
+        return out[0]
+    is_last = weight.is_truncated or not x.requires_grad  # no gradient passes further
+    is_cut = bias.full is None or is_same(bias.span, outputs)
+    return note(out, need=outputs) if is_last and is_cut else out
+
+
+def batch_norm(func: Any, given: Arguments) -> Any:
+    """``F.batch_norm`` in training, with the gradient of needed channels."""
+    done = batch_normed(given)
+    return NotImplemented if done is None else done[0]
+
+
+def batch_normed(given: Arguments) -> tuple[Tensor, Recipe] | None:
+    """What a batch norm in training gives, and how to make it again.
+
+    None if it is one that is left to PyTorch: in eval, in another precision.
+    """
+    x, weight, bias = given["input"], Piece(given["weight"]), Piece(given["bias"])
+    is_usual = (
+        given.get("training", False)
+        and weight.full is not None
+        and bias.full is not None
+        and x.dim() > 2
+        and x.is_contiguous()
+        and x.dtype == weight.full.dtype == bias.full.dtype
+        and x.dtype in (torch.float32, torch.float64)
+        and x.numel() > x.shape[1]
+    )
+    if not is_usual:
+        return None
+    _mark(given["weight"], given["bias"])
+    need = need_of(x)
+    if not (is_same(need, weight.span) and is_same(need, bias.span)):
+        need = None
+    kept = x.detach()
+    if need is not None:
+        kept = take_span(kept, 1, need).contiguous()
+    running = given.get("running_mean"), given.get("running_var")
+    momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
+    part = NormPart(weight.span, bias.span, need, weight.rounds_as_torch)
+    y, mean, deviation = BatchNormPart.apply(  # type: ignore[no-untyped-call]  # as above
+        x,
+        weight.leaf,
+        bias.leaf,
+        weight.full,
+        bias.full,
+        running,
+        momentum,
+        eps,
+        kept,
+        part,
+    )
+    values: Any = (mean, deviation, weight.full, bias.full)
+    kept = (kept, *(take_span(value, 0, need) for value in values))
+    recipe = Recipe(kept, make_batch_normed, dim=1, has=need)
+    return note(y, need=need), recipe
 
 
 def _embedding(func: Any, given: Arguments) -> Any:
@@ -88,7 +144,7 @@ def _embedding(func: Any, given: Arguments) -> Any:
         padding = -1
     elif padding < 0:
         padding += len(weight.full)
-    weight.path = "block"
+    _mark(weight)
     by_frequency = bool(given.get("scale_grad_by_freq", False))
     return EmbeddingPart.apply(  # type: ignore[no-untyped-call]  # as above
         given["input"],
@@ -147,7 +203,7 @@ def _projected(
         weights, biases = plain(packed).chunk(3), [None] * 3
         if bias is not None:
             biases = list(plain(bias).chunk(3))
-        if isinstance(packed, PartialWeight) and _is_truncated(packed):
+        if Piece(packed).is_truncated:
             inputs = [_cut(x, -1, packed.spans[1]) for x in inputs]
     q, k, v = map(_any_linear, inputs, weights, biases)
     return q, k, v
@@ -155,7 +211,7 @@ def _projected(
 
 def _any_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear operation by our kernel where its weight is partial."""
-    out = _linear(F.linear, {"input": x, "weight": weight, "bias": bias})
+    out = linear(F.linear, {"input": x, "weight": weight, "bias": bias})
     if out is NotImplemented:
         return F.linear(x, plain(weight), plain(bias))
     kernel: Tensor = out
@@ -166,26 +222,19 @@ SMALLEST = 2_000_000
 """Multiplications of a forward pass from which on a kernel of ours is quicker."""
 
 
-def _is_small(weight: PartialWeight, x: Tensor, dim: int) -> bool:
+def _is_small(weight: Piece, x: Tensor, dim: int) -> bool:
     """Whether a full gradient, cut down, costs less than the overhead of a kernel."""
-    if _is_truncated(weight):
+    if weight.is_truncated:
         return False  # only the kernels cut
+    assert weight.full is not None
     return x.numel() // x.shape[dim] * weight.full.numel() < SMALLEST
 
 
-class _Bias:
-    """A bias as a kernel wants it: what trains, the full value, and where."""
-
-    def __init__(self, bias: Tensor | None) -> None:
-        self.leaf, self.full, self.span = bias, bias, None
-        if isinstance(bias, PartialWeight):
-            self.leaf, self.full, self.span = bias.leaf, bias.now(), bias.spans[0]
-        elif bias is not None:
-            self.full = bias.detach()
-
-
-def _is_truncated(weight: PartialWeight) -> bool:
-    return weight.gradient == "truncated"
+def _mark(*weights: Tensor | None) -> None:
+    """Remember that a kernel computes the block alone."""
+    for weight in weights:
+        if isinstance(weight, PartialWeight):
+            weight.path = "block"
 
 
 def _in_autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
@@ -214,11 +263,10 @@ def _pad(
     return x, [total // 2 for total in totals]
 
 
-def _channels(
-    spans: Spans, shape: torch.Size, groups: int, is_transposed: bool
-) -> tuple[Span, Span]:
+def _channels(spans: Spans, shape: torch.Size, conv: Convolution) -> tuple[Span, Span]:
     """The active input and output channels of a convolution."""
     along, local = spans[:2]
+    groups, is_transposed = conv.groups, conv.is_transposed
     width, per_group = shape[1], shape[0] // groups
     if groups > 1 and is_transposed and per_group == 1:  # depthwise: in owns out
         return along, spread(along, width)
@@ -286,13 +334,14 @@ _CONV_TRANSPOSE = (
 
 OPERATIONS.update(
     {
-        F.linear: (_LINEAR, _linear),
-        F.conv1d: (_CONV, _convolution),
-        F.conv2d: (_CONV, _convolution),
-        F.conv3d: (_CONV, _convolution),
-        F.conv_transpose1d: (_CONV_TRANSPOSE, _convolution),
-        F.conv_transpose2d: (_CONV_TRANSPOSE, _convolution),
-        F.conv_transpose3d: (_CONV_TRANSPOSE, _convolution),
+        F.linear: (_LINEAR, linear),
+        F.conv1d: (_CONV, convolution),
+        F.conv2d: (_CONV, convolution),
+        F.conv3d: (_CONV, convolution),
+        F.conv_transpose1d: (_CONV_TRANSPOSE, convolution),
+        F.conv_transpose2d: (_CONV_TRANSPOSE, convolution),
+        F.conv_transpose3d: (_CONV_TRANSPOSE, convolution),
+        F.batch_norm: (tuple(signature(F.batch_norm).parameters), batch_norm),
         F.embedding: (tuple(signature(F.embedding).parameters), _embedding),
         F.multi_head_attention_forward: (
             tuple(signature(F.multi_head_attention_forward).parameters),

@@ -10,7 +10,7 @@ Small networks that are one chain of layers take a path of their own (``chain.py
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
@@ -68,7 +68,9 @@ def partial_training(
     arrangement = arrange(model, neurons, active, layout)
     with _arranged(model, arrangement):
         order = _Order(arrangement)
-        trainable, weights = _leaves(model, arrangement.spans, mode, order)
+        trainable, weights = _leaves(
+            model, arrangement.spans, mode, order, rounds_as_torch=layout == "index"
+        )
         with (
             running_chain(
                 model,
@@ -76,7 +78,9 @@ def partial_training(
                 trainable,
                 mode == "truncated",
                 num_hooks=1 if arrangement.orders else 0,
-            ),
+            )
+            if layout == "auto"
+            else nullcontext(),
             _replaced(model, weights),
             order.kept(model, weights),
             _watching_optimizers(weights.values()),
@@ -124,7 +128,11 @@ def _arranged(model: nn.Module, arrangement: Arrangement) -> Iterator[None]:
 
 
 def _leaves(
-    model: nn.Module, spans: Mapping[str, Spans], mode: Mode, order: "_Order"
+    model: nn.Module,
+    spans: Mapping[str, Spans],
+    mode: Mode,
+    order: "_Order",
+    rounds_as_torch: bool,
 ) -> tuple[dict[str, Tensor], dict[int, PartialWeight]]:
     """What trains by name, and the partial weights by what they stand in for."""
     trainable: dict[str, Tensor] = {}
@@ -134,7 +142,7 @@ def _leaves(
         if parameter.requires_grad and is_whole:
             trainable[name] = parameter
         elif parameter.requires_grad or (mode == "truncated" and not is_whole):
-            weight = PartialWeight.of(parameter, spans[name], mode)
+            weight = PartialWeight.of(parameter, spans[name], mode, rounds_as_torch)
             weight.shown = partial(order.shown, name)
             weights[id(parameter)] = weight
             if parameter.requires_grad:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspu.core.blocks import mesh
-from fedspu.core.layout import Spans, positions_of, take_spans
+from fedspu.core.layout import Span, Spans, positions_of, take_spans
 from fedspu.errors import ModelError
 
 Mode = Literal["exact", "truncated"]
@@ -37,16 +37,20 @@ class PartialWeight(Tensor):
     full: Tensor
     spans: Spans
     gradient: Mode
+    rounds_as_torch: bool  # whether a forward pass keeps to the plain model's bits
     written: int
     shown: Callable[[Tensor], Tensor]  # its value as it is seen from where it is used
     path: str  # how its gradient was last computed: see ``paths`` in partial.py
 
     @staticmethod
-    def of(parameter: nn.Parameter, spans: Spans, mode: Mode) -> "PartialWeight":
+    def of(
+        parameter: nn.Parameter, spans: Spans, mode: Mode, rounds_as_torch: bool
+    ) -> "PartialWeight":
         """Stand in for ``parameter``, whose memory it shares."""
         full = parameter.detach()
         weight = full.as_subclass(PartialWeight)
         weight.full, weight.spans, weight.gradient = full, spans, mode
+        weight.rounds_as_torch = rounds_as_torch
         leaf = take_spans(full, spans).detach()
         weight.leaf = leaf.requires_grad_(parameter.requires_grad)
         weight.written = weight.leaf._version
@@ -139,6 +143,26 @@ class _Full(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return take_spans(grad, ctx.spans).contiguous(), None, None
+
+
+class Piece:
+    """A parameter as a kernel wants it: what trains, the full value, and where."""
+
+    def __init__(self, weight: Tensor | None) -> None:
+        self.leaf, self.full = weight, weight
+        self.spans: Spans = ()
+        self.is_truncated = self.rounds_as_torch = False
+        if isinstance(weight, PartialWeight):
+            self.leaf, self.full, self.spans = weight.leaf, weight.now(), weight.spans
+            self.is_truncated = weight.gradient == "truncated"
+            self.rounds_as_torch = weight.rounds_as_torch
+        elif weight is not None:
+            self.full, self.spans = weight.detach(), (None,) * weight.dim()
+
+    @property
+    def span(self) -> Span:
+        """The active positions along the first axis."""
+        return self.spans[0] if self.spans else None
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,70 @@
+"""What an activation remembers of how it was made, while a part of a model trains.
+
+A note on a tensor is an optimisation and no more: an operation that does not know of
+notes drops them, and so does whatever changes the tensor in place.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedspu.core.layout import Span
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an activation again from tensors that are kept anyway.
+
+    ``make(span, dim, *tensors)`` gives its channels of a span along ``dim``. The
+    tensors have only the channels ``has`` of it; ``dim`` is None where any will do.
+    """
+
+    tensors: tuple[Tensor, ...]
+    make: Callable[..., Tensor]
+    dim: int | None
+    has: Span = None
+
+    def gives(self, span: Span, dim: int) -> bool:
+        """Whether it can make these channels."""
+        is_along = self.dim is None or self.dim == dim
+        return is_along and (self.has is None or is_same(self.has, span))
+
+
+@dataclass(frozen=True)
+class _Note:
+    version: int
+    recipe: Recipe | None
+    need: Span
+
+
+def note(x: Tensor, recipe: Recipe | None = None, need: Span = None) -> Tensor:
+    """Remember how ``x`` was made, and which channels of its gradient anybody reads."""
+    if recipe is not None or need is not None:
+        x._fedspu_note = _Note(x._version, recipe, need)  # type: ignore[attr-defined]
+    return x
+
+
+def recipe_of(x: Tensor) -> Recipe | None:
+    """How to make ``x`` again, if that is known."""
+    noted = _note_of(x)
+    return noted.recipe if noted else None
+
+
+def need_of(x: Tensor) -> Span:
+    """The channels of the gradient of ``x`` that anybody reads: all, or these."""
+    noted = _note_of(x)
+    return noted.need if noted else None
+
+
+def _note_of(x: Tensor) -> _Note | None:
+    noted: _Note | None = getattr(x, "_fedspu_note", None)
+    return noted if noted and noted.version == x._version else None
+
+
+def is_same(a: Span, b: Span) -> bool:
+    """Whether two spans are equal."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)

@@ -22,7 +22,7 @@ from models import Transformer, mlp, mobilenet, resnet18
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.core.weight import Mode
+from fedspu.core.weight import Mode, Saves
 from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -94,7 +94,9 @@ class Variant:
         return sum(storages.values()) - sum(given.values()) + gradients
 
 
-def variants(case: Case, mode: Mode, stack: ExitStack) -> dict[str, Variant]:
+def variants(
+    case: Case, mode: Mode, saves: Saves, stack: ExitStack
+) -> dict[str, Variant]:
     """Dense, dense in channels_last, and partial at each p."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(*case.shape, generator=generator)
@@ -111,25 +113,25 @@ def variants(case: Case, mode: Mode, stack: ExitStack) -> dict[str, Variant]:
     for p in SHARES:
         active = fedspu.choose_random(neurons, p, fedspu.stream(0, "neurons"))
         own = copy.deepcopy(model)
-        context = fedspu.partial_training(own, neurons, active, mode)
+        context = fedspu.partial_training(own, neurons, active, mode, saves=saves)
         found[f"p = {p:g}"] = Variant(own, stack.enter_context(context), x, y)
     return found
 
 
-def measure(name: str, mode: Mode, repetitions: int) -> None:
+def measure(name: str, mode: Mode, saves: Saves, repetitions: int) -> None:
     """Print one model's row of time, and one of memory."""
     with ExitStack() as stack:
-        found = variants(CASES[name], mode, stack)
+        found = variants(CASES[name], mode, saves, stack)
         owns = {
             key: [t.full if hasattr(t, "full") else t for t in v.model.parameters()]
             for key, v in found.items()
         }
         for variant in found.values():
-            variant.timed(5)
-            variant.seconds.clear()
+            variant.timed(1)
+        steps = max(1, round(0.05 / found["dense"].seconds.pop()))
         for _ in range(repetitions):
             for variant in found.values():
-                variant.timed(5)
+                variant.timed(steps)
         memory = {key: v.held(owns[key]) for key, v in found.items()}
         dense = found["dense"].median()
         times = [f"{v.median() / dense:.2f}" for v in found.values()]
@@ -144,14 +146,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", choices=[[], *CASES], metavar="MODEL")
     parser.add_argument("--mode", default="exact", choices=["exact", "truncated"])
+    parser.add_argument("--saves", default="fast", choices=["fast", "lean"])
     parser.add_argument("--repetitions", type=int, default=30)
     given = parser.parse_args()
     torch.set_num_threads(1)
     columns = ["dense", "channels_last", *(f"p = {p:g}" for p in SHARES)]
-    print(f"| model | {given.mode} | {' | '.join(columns)} |")
+    print(f"| model | {given.mode}, {given.saves} | {' | '.join(columns)} |")
     print("|" + "---|" * (len(columns) + 2))
     for name in given.models or CASES:
-        measure(name, given.mode, given.repetitions)
+        measure(name, given.mode, given.saves, given.repetitions)
 
 
 if __name__ == "__main__":

@@ -41,13 +41,16 @@ partial_training = functools.partial(fedspu.partial_training, layout="index")
 
 
 @pytest.fixture(
-    autouse=True, params=[True, False], ids=["kernels", "plain"], scope="module"
+    autouse=True, params=["kernels", "plain", "lean"], ids=str, scope="module"
 )
-def with_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All weighted operations by our kernels, or all by the plain ones."""
+def by_every_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All weighted operations by our kernels, all by the plain ones, all saving."""
     with pytest.MonkeyPatch.context() as patch:
-        smallest = 0 if request.param else 10**18
+        smallest = 10**18 if request.param == "plain" else 0
         patch.setattr("fedspu.core.operations.SMALLEST", smallest)
+        if request.param == "lean":
+            own: Any = fedspu.partial_training
+            patch.setattr(own.__wrapped__, "__defaults__", ("exact", "auto", "lean"))
         yield
 
 

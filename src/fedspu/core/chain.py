@@ -28,6 +28,7 @@ from fedspu.core.layout import (
 )
 from fedspu.core.links import Link, find_chain, is_watched
 from fedspu.core.norms import centre, track
+from fedspu.core.packing import pack, unpack
 from fedspu.core.pooling import halves, pool, unpool
 from fedspu.core.recipes import is_same
 from fedspu.core.weight import PartialWeight, refuse_to_compile
@@ -42,6 +43,7 @@ def running_chain(
     spans: Mapping[str, Spans],
     trainable: Mapping[str, Tensor],
     is_truncated: bool,
+    is_lean: bool,
     num_hooks: int,
 ) -> Iterator[None]:
     """Inside, a chain in training runs as one operation; any other model as ever.
@@ -49,7 +51,9 @@ def running_chain(
     ``trainable`` are the leaves by the name of their parameter; ``num_hooks`` are how
     many forward hooks of each kind every layer will have from us.
     """
-    stages = _stages(model, find_chain(model), spans, list(trainable), is_truncated)
+    stages = _stages(
+        model, find_chain(model), spans, list(trainable), is_truncated, is_lean
+    )
     if not stages:
         yield
         return
@@ -91,6 +95,7 @@ def _stages(
     spans: Mapping[str, Spans],
     names: list[str],
     is_truncated: bool,
+    is_lean: bool,
 ) -> list["Stage"]:
     """The links with what of each trains; none if their spans do not fit a chain."""
     name_of = {id(p): name for name, p in model.named_parameters()}
@@ -112,6 +117,7 @@ def _stages(
             need_out=rows if i == 0 or is_truncated else None,
             need_in=reads if i == 1 or is_truncated else None,
             is_first=i == 0,
+            is_lean=is_lean,
             slots=tuple(names.index(n) if n in names else None for n in own),
             conv=_convolution(link.layer)
             if isinstance(link.layer, nn.Conv2d)
@@ -155,6 +161,7 @@ class Stage:
     need_out: Span
     need_in: Span
     is_first: bool
+    is_lean: bool
     slots: tuple[int | None, ...]
     conv: Convolution | None
 
@@ -200,6 +207,14 @@ def _keep(x: Tensor, span: Span) -> Tensor:
     return x if span is None else take_span(x, 1, span).contiguous()
 
 
+def _masks(stage: Stage, *masks: Tensor) -> list[Tensor]:
+    return list(map(pack, masks)) if stage.is_lean else list(masks)
+
+
+def _mask(saved: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    return unpack(saved.pop(), shape)
+
+
 def _forward_flat(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
     layer = stage.link.layer
     assert isinstance(layer, nn.Linear)
@@ -208,7 +223,7 @@ def _forward_flat(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
     y = F.linear(x, weight, bias)
     if stage.link.has_relu:
         y.relu_()
-        saved.append(take_span(y, 1, stage.need_out) > 0)
+        saved += _masks(stage, take_span(y, 1, stage.need_out) > 0)
     return y
 
 
@@ -222,7 +237,7 @@ def _backward_flat(
     layer = stage.link.layer
     assert isinstance(layer, nn.Linear)
     if stage.link.has_relu:
-        grad = grad * saved.pop()
+        grad = grad * _mask(saved, grad.shape)
     read = saved.pop()
     if stage.is_first:
         read = take_span(read, 1, stage.reads)
@@ -254,13 +269,13 @@ def _forward_map(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
             left = torch.addcmul(shift, left, scale)
             right = torch.addcmul(shift, right, scale)
         y, masks = pool(left, right, stage.need_out)
-        saved += masks
+        saved += _masks(stage, *masks)
         return y
     if norm is not None:
         y = torch.addcmul(shift, y, scale)
     if stage.link.has_relu:
         y.relu_()
-        saved.append(take_span(y, 1, stage.need_out) > 0)
+        saved += _masks(stage, take_span(y, 1, stage.need_out) > 0)
     return y
 
 
@@ -290,11 +305,13 @@ def _backward_map(
     layer, norm, conv = stage.link.layer, stage.link.norm, stage.conv
     assert conv is not None
     if stage.link.has_pool:
-        is_alive, is_lower, is_right = saved.pop(), saved.pop(), saved.pop()
+        is_alive, is_lower = _mask(saved, grad.shape), _mask(saved, grad.shape)
+        count, channels, height, width = grad.shape
+        is_right = _mask(saved, (count, channels, 2 * height, width))
         size = conv.size_of_output(shape, layer.weight.shape)
         grad = unpool(grad, (is_right, is_lower, is_alive), size)
     elif stage.link.has_relu:
-        grad = grad * saved.pop()
+        grad = grad * _mask(saved, grad.shape)
     if norm is not None:
         deviation, centred = saved.pop(), saved.pop()
         grad, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(

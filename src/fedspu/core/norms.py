@@ -163,3 +163,17 @@ class LayerNormPart(torch.autograd.Function):
         grad_weight = take_span(grad_weight, 0, ctx.part.weight)
         grad_bias = take_span(grad_bias, 0, ctx.part.bias)
         return grad_x, grad_weight, grad_bias, *[None] * 4
+
+
+def make_layer_normed(
+    span: Span,
+    dim: int,
+    x: Tensor,
+    mean: Tensor,
+    deviation: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    """Some channels of a layer norm's output again."""
+    scaled = take_span(x, dim, span).sub(mean).mul_(deviation)
+    return scaled.mul_(take_span(weight, 0, span)).add_(take_span(bias, 0, span))

@@ -28,7 +28,7 @@ from fedspu.core.layout import (
     take_span,
 )
 from fedspu.core.norms import BatchNormPart, NormPart, make_batch_normed
-from fedspu.core.recipes import Recipe, is_same, need_of, note
+from fedspu.core.recipes import Recipe, is_same, need_of, note, transposed
 from fedspu.core.weight import OPERATIONS, Arguments, PartialWeight, Piece, plain
 
 
@@ -115,7 +115,8 @@ def batch_normed(given: Arguments) -> tuple[Tensor, Recipe] | None:
         kept = take_span(kept, 1, need).contiguous()
     running = given.get("running_mean"), given.get("running_var")
     momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
-    part = NormPart(weight.span, bias.span, need, weight.rounds_as_torch)
+    rounds_as_torch = given.get("rounds_as_torch", weight.rounds_as_torch)
+    part = NormPart(weight.span, bias.span, need, rounds_as_torch)
     y, mean, deviation = BatchNormPart.apply(  # type: ignore[no-untyped-call]  # as above
         x,
         weight.leaf,
@@ -167,7 +168,7 @@ def _attention(func: Any, given: Arguments) -> Any:
     is_batched = given["query"].dim() == 3
     inputs = [given[name] for name in ("query", "key", "value")]
     is_self = inputs[0] is inputs[1] and inputs[1] is inputs[2]
-    inputs = [x.transpose(0, 1) if is_batched else x[None] for x in inputs]
+    inputs = [transposed(x, 0, 1) if is_batched else x[None] for x in inputs]
     # Dropout's default, like the others, is that of the function stood in for.
     dropout = given["dropout_p"] if given.get("training", True) else 0.0
     out, weights = multi_head(

@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 import fedspu.core.operations  # noqa: F401  # registers the kernels
 from fedspu.core.chain import running_chain
 from fedspu.core.layout import Arrangement, Layout, Spans, arrange
+from fedspu.core.lean import lean_forward
 from fedspu.core.neurons import Neurons
 from fedspu.core.probe import all_tensors
 from fedspu.core.types import Active
@@ -77,9 +78,13 @@ def partial_training(
                 arrangement.spans,
                 trainable,
                 mode == "truncated",
+                saves == "lean",
                 num_hooks=1 if arrangement.orders else 0,
             )
             if layout == "auto"
+            else nullcontext(),
+            lean_forward(model, rounds_as_torch=layout == "index")
+            if saves == "lean"
             else nullcontext(),
             _replaced(model, weights),
             order.kept(model, weights),

@@ -6,6 +6,7 @@ notes drops them, and so does whatever changes the tensor in place.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,6 +62,28 @@ def need_of(x: Tensor) -> Span:
 def _note_of(x: Tensor) -> _Note | None:
     noted: _Note | None = getattr(x, "_fedspu_note", None)
     return noted if noted and noted.version == x._version else None
+
+
+def transposed(x: Tensor, first: int, second: int) -> Tensor:
+    """``x.transpose``, which can be made again if ``x`` can."""
+    y, recipe = x.transpose(first, second), recipe_of(x)
+    order = list(range(x.dim()))
+    order[first], order[second] = order[second], order[first]
+    if recipe is None or recipe.dim is None:
+        return y
+    make = partial(_make_transposed, recipe.make, order)
+    dim = order.index(recipe.dim)
+    return note(y, Recipe(recipe.tensors, make, dim, recipe.has))
+
+
+def _make_transposed(
+    make: Callable[..., Tensor],
+    order: list[int],
+    span: Span,
+    dim: int,
+    *kept: Tensor,
+) -> Tensor:
+    return make(span, order[dim], *kept).permute(order)
 
 
 def is_same(a: Span, b: Span) -> bool:

@@ -260,7 +260,7 @@ def _forward_map(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
     layer, norm = stage.link.layer, stage.link.norm
     assert stage.conv is not None
     saved.append(x if stage.is_first else _keep(x, stage.reads))
-    y = stage.conv.run(x, plain(layer.weight), plain(layer.bias))
+    y = stage.conv.run(x, plain(layer.weight), plain(layer.bias), False)
     if norm is not None:
         scale, shift = _normalise_(stage, y, saved)
     if stage.link.has_pool:
@@ -272,7 +272,7 @@ def _forward_map(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
         saved += _masks(stage, *masks)
         return y
     if norm is not None:
-        y = torch.addcmul(shift, y, scale)
+        y = (y * scale).add_(shift)
     if stage.link.has_relu:
         y.relu_()
         saved += _masks(stage, take_span(y, 1, stage.need_out) > 0)

@@ -70,7 +70,7 @@ class _Lean(TorchFunctionMode):
         names, run = _LEAN.get(func, ((), None))
         given = dict(zip(names, args, strict=False)) | kwargs
         if run is not None and len(args) <= len(names) and names[0] in given:
-            if func is F.batch_norm:
+            if func in OPERATIONS:
                 given["rounds_as_torch"] = self.rounds_as_torch
             out = run(func, given)
             if out is not NotImplemented:

@@ -80,8 +80,8 @@ class BatchNormPart(torch.autograd.Function):
             mean, variance = centre(x, into=y)
             track(*running, mean, variance, momentum, x.numel() // x.shape[1])
             deviation = (variance + eps).rsqrt_()
-            scale = along_channels(weight * deviation, x)
-            torch.addcmul(along_channels(bias, x), y, scale, out=y)
+            y.mul_(along_channels(weight * deviation, x))
+            y.add_(along_channels(bias, x))
         ctx.save_for_backward(kept, weight, mean, deviation)
         ctx.eps, ctx.part, ctx.shape = eps, part, x.shape
         ctx.mark_non_differentiable(mean, deviation)
@@ -127,7 +127,7 @@ def make_batch_normed(
     scale = take_span(weight * deviation, 0, span)
     shift = take_span(bias, 0, span) - take_span(mean, 0, span) * scale
     x = take_span(x, 1, span)
-    return torch.addcmul(along_channels(shift, x), x, along_channels(scale, x))
+    return (x * along_channels(scale, x)).add_(along_channels(shift, x))
 
 
 class LayerNormPart(torch.autograd.Function):

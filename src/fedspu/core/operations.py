@@ -69,7 +69,15 @@ def convolution(func: Any, given: Arguments) -> Any:
         return NotImplemented
     _mark(given["weight"])
     rows, columns = weight.spans[:2]
-    part = Part(rows, columns, bias.span, inputs, outputs, weight.is_truncated)
+    part = Part(
+        rows,
+        columns,
+        bias.span,
+        inputs,
+        outputs,
+        weight.is_truncated,
+        given.get("rounds_as_torch", weight.rounds_as_torch),
+    )
     is_batched = x.dim() == full.dim()
     x, full, offset = _in_autocast(x if is_batched else x[None], full, bias.full)
     out: Tensor = ConvolutionPart.apply(  # type: ignore[no-untyped-call]  # as above

@@ -3,6 +3,7 @@
 from fedspu.core.active import choose_ordered, choose_random, choose_top
 from fedspu.core.averaging import average
 from fedspu.core.blocks import extract, merge
+from fedspu.core.cache import FrozenCache
 from fedspu.core.mapping import NeuronWarning, map_neurons
 from fedspu.core.neurons import Axis, NeuronGroup, Neurons, load_state, state_of
 from fedspu.core.partial import partial_training
@@ -18,6 +19,7 @@ __all__ = [
     "Axis",
     "Blocks",
     "FedSPUError",
+    "FrozenCache",
     "NeuronGroup",
     "NeuronWarning",
     "Neurons",

@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspu import map_neurons, state_of
+from fedspu import choose_random, map_neurons, state_of
 from fedspu.core.training import OPTIMIZERS, Recipe, batches, make_optimizer, train
 from fedspu.errors import SettingsError, TrainingError
 from tests.zoo import chain, noise
@@ -69,6 +70,25 @@ def test_the_next_epoch_has_another_order() -> None:
 
 
 # Training -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{"saves": "lean"}, {"cache": 1.0}])
+def test_saving_memory_or_time_changes_no_result(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedspu.core.chain.SMALLEST", 0)
+    found = []
+    for given in ({}, settings):
+        torch.manual_seed(0)
+        model, (x, y) = mlp(), data(9)
+        neurons = map_neurons(model, x)
+        active = choose_random(neurons, 0.5, rng())
+        recipe = Recipe(epochs=3, batch_size=4, **given)
+        loss = train(model, neurons, active, x, y, recipe, rng(3))
+        found.append((loss, state_of(model)))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-10)
+    for name, values in found[0][1].items():
+        assert torch.allclose(values, found[1][1][name], rtol=0, atol=1e-10)
 
 
 def test_training_all_neurons_is_plain_training() -> None:

@@ -17,12 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedspu.core.cache import FrozenCache
+from fedspu.core.forwards import replaced_forward
 from fedspu.core.kernels import Convolution
 from fedspu.core.layout import (
     Span,
     Spans,
     num_in,
     spread,
+    take_rest,
     take_span,
     take_spans,
 )
@@ -44,6 +47,7 @@ def running_chain(
     trainable: Mapping[str, Tensor],
     is_truncated: bool,
     is_lean: bool,
+    cache: FrozenCache | None,
     num_hooks: int,
 ) -> Iterator[None]:
     """Inside, a chain in training runs as one operation; any other model as ever.
@@ -65,13 +69,10 @@ def running_chain(
         is_plain = len(args) == 1 and not kwargs and _runs(stages, args[0])
         if not is_plain or is_watched(model, num_hooks):
             return own(*args, **kwargs)
-        return Chain.apply(args[0], stages, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
+        return Chain.apply(args[0], stages, cache, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
 
-    vars(model)["forward"] = forward
-    try:
+    with replaced_forward(model, forward):
         yield
-    finally:
-        del vars(model)["forward"]
 
 
 def _runs(stages: list["Stage"], x: Any) -> bool:
@@ -175,15 +176,21 @@ class Chain(torch.autograd.Function):
     """The whole chain as one operation."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stages: list[Stage], *leaves: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        stages: list[Stage],
+        cache: FrozenCache | None,
+        *leaves: Tensor,
+    ) -> Tensor:
         """The model's own output; keeps what the backward pass below reads."""
         saved: list[Tensor] = []
         ctx.shapes = []
-        for stage in stages:
+        known = _of_frozen(stages, x, cache)
+        for i, stage in enumerate(stages):
             ctx.shapes.append(x.shape)
-            if stage.link.flattens:
-                x = x.flatten(1)
-            x = (_forward_map if stage.conv else _forward_flat)(stage, x, saved)
+            is_cut = known is not None and i == 0
+            x = _forward(stage, x, saved, is_cut, known if i == 1 else None)
         ctx.save_for_backward(*saved)
         ctx.stages, ctx.num_leaves = stages, len(leaves)
         return x
@@ -199,7 +206,7 @@ class Chain(torch.autograd.Function):
         ):
             back = _backward_map if stage.conv else _backward_flat
             grad = back(stage, grad, saved, grads, shape)
-        return (None, None, *grads)
+        return (None, None, None, *grads)
 
 
 def _keep(x: Tensor, span: Span) -> Tensor:
@@ -215,16 +222,79 @@ def _mask(saved: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     return unpack(saved.pop(), shape)
 
 
-def _forward_flat(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
-    layer = stage.link.layer
-    assert isinstance(layer, nn.Linear)
-    weight, bias = plain(layer.weight), plain(layer.bias)
-    saved.append(x if stage.is_first else _keep(x, stage.reads))
-    y = F.linear(x, weight, bias)
+def _forward(
+    stage: Stage,
+    x: Tensor,
+    saved: list[Tensor],
+    is_cut: bool = False,
+    known: Tensor | None = None,
+) -> Tensor:
+    """One stage. ``is_cut``: of its outputs the active ones alone.
+
+    ``known`` is what its frozen inputs give; then ``x`` has the active ones alone.
+    """
+    weight, bias = plain(stage.link.layer.weight), plain(stage.link.layer.bias)
+    reads, need = stage.reads, stage.need_out
+    if is_cut:
+        weight = take_span(weight, 0, need)
+        bias = None if bias is None else take_span(bias, 0, need)
+        need = None
+    if known is not None:
+        weight, reads = take_span(weight, 1, reads), None
+    if stage.link.flattens:
+        x = x.flatten(1)
+    saved.append(x if stage.is_first else _keep(x, reads))
+    y = _weigh(stage, x, weight, bias)
+    if known is not None:
+        y += known
+    if stage.link.norm is not None:
+        scale, shift = _normalise_(stage, y, saved)
+    if stage.link.has_pool:
+        left, right = halves(y)
+        if stage.link.norm is not None:
+            left = torch.addcmul(shift, left, scale)
+            right = torch.addcmul(shift, right, scale)
+        y, masks = pool(left, right, need)
+        saved += _masks(stage, *masks)
+        return y
+    if stage.link.norm is not None:
+        y = (y * scale).add_(shift)
     if stage.link.has_relu:
         y.relu_()
-        saved += _masks(stage, take_span(y, 1, stage.need_out) > 0)
+        saved += _masks(stage, take_span(y, 1, need) > 0)
     return y
+
+
+def _weigh(stage: Stage, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if stage.conv is None:
+        return F.linear(x, weight, bias)
+    return stage.conv.run(x, weight, bias, rounds_as_torch=False)
+
+
+def _of_frozen(
+    stages: list[Stage], x: Tensor, cache: FrozenCache | None
+) -> Tensor | None:
+    """What the first stage's frozen neurons give to the second, from the cache."""
+    first = stages[0]
+    is_fit = len(stages) > 1 and first.link.norm is None and first.active is not None
+    if cache is None or not is_fit or not cache.knows(x):
+        return None
+    second = stages[1]
+
+    def compute(x: Tensor) -> Tensor:
+        weight, bias = plain(first.link.layer.weight), plain(first.link.layer.bias)
+        weight = take_rest(weight, 0, first.active)
+        bias = None if bias is None else take_rest(bias, 0, first.active)
+        y = _weigh(first, x.flatten(1) if first.link.flattens else x, weight, bias)
+        if first.link.has_pool:
+            y = pool(*halves(y), 0)[0]
+        elif first.link.has_relu:
+            y.relu_()
+        y = y.flatten(1) if second.link.flattens else y
+        reads = take_rest(plain(second.link.layer.weight), 1, second.reads)
+        return _weigh(second, y, reads, None)
+
+    return cache.get("chain", x, compute)
 
 
 def _backward_flat(
@@ -254,29 +324,6 @@ def _backward_flat(
 def _put(grads: list[Tensor | None], slot: int | None, make: Any) -> None:
     if slot is not None:
         grads[slot] = make()
-
-
-def _forward_map(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
-    layer, norm = stage.link.layer, stage.link.norm
-    assert stage.conv is not None
-    saved.append(x if stage.is_first else _keep(x, stage.reads))
-    y = stage.conv.run(x, plain(layer.weight), plain(layer.bias), False)
-    if norm is not None:
-        scale, shift = _normalise_(stage, y, saved)
-    if stage.link.has_pool:
-        left, right = halves(y)
-        if norm is not None:
-            left = torch.addcmul(shift, left, scale)
-            right = torch.addcmul(shift, right, scale)
-        y, masks = pool(left, right, stage.need_out)
-        saved += _masks(stage, *masks)
-        return y
-    if norm is not None:
-        y = (y * scale).add_(shift)
-    if stage.link.has_relu:
-        y.relu_()
-        saved += _masks(stage, take_span(y, 1, stage.need_out) > 0)
-    return y
 
 
 def _normalise_(stage: Stage, x: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedspu.core.layout import Span, num_in, take_span, take_spans
+from fedspu.core.layout import Span, num_in, rest_of, take_rest, take_span, take_spans
 from fedspu.core.recipes import recipe_of
 
 _SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")
@@ -45,6 +45,7 @@ class Part:
     outputs: Span
     is_truncated: bool
     rounds_as_torch: bool = False
+    cache: Any = None  # of what frozen outputs give, if they are known by example
 
 
 def read_by_part(
@@ -71,6 +72,33 @@ def read_by_part(
 
 def _as_it_is(x: Tensor) -> Tensor:
     return x
+
+
+def with_known(
+    run: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    part: Part,
+    dim: int,
+) -> Tensor:
+    """A forward pass; what its frozen outputs give comes from the cache, if it may."""
+    if part.cache is None:
+        return run(x, weight, bias)
+
+    def frozen(x: Tensor) -> Tensor:
+        own = None if bias is None else take_rest(bias, 0, part.rows)
+        return run(x, take_rest(weight, 0, part.rows), own)
+
+    known = part.cache.get(weight.data_ptr(), x, frozen)
+    own = None if bias is None else take_span(bias, 0, part.rows)
+    active = run(x, take_span(weight, 0, part.rows), own)
+    if not isinstance(part.rows, Tensor):
+        return torch.cat([active, known], dim)
+    shape = [*active.shape]
+    shape[dim] = len(weight)
+    whole = fill(active, dim, part.rows, torch.Size(shape))
+    return whole.index_copy_(dim, rest_of(part.rows, len(weight)), known)
 
 
 def fill(part: Tensor, dim: int, span: Span, shape: torch.Size) -> Tensor:
@@ -101,7 +129,8 @@ class LinearPart(torch.autograd.Function):
         kept, ctx.read = read_by_part(x, -1, part.inputs)
         ctx.save_for_backward(weight, *kept)
         ctx.part, ctx.shape = part, x.shape
-        return F.linear(x, weight, bias)
+        run = F.linear
+        return with_known(run, x, weight, bias, part, dim=x.dim() - 1)
 
     @staticmethod
     @once_differentiable
@@ -137,6 +166,11 @@ class Convolution:
     is_transposed: bool
     output_padding: tuple[int, ...]
     groups: int
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether each output is made by one row of the weight, from all inputs."""
+        return self.groups == 1 and not self.is_transposed
 
     def run(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, rounds_as_torch: bool
@@ -193,8 +227,7 @@ class Convolution:
         """Whether it is a product of matrices, quicker without PyTorch's reordering."""
         return (
             tuple(weight[2:]) == (1, 1)
-            and self.groups == 1
-            and not self.is_transposed
+            and self.is_simple
             and self.stride == (1, 1)
             and self.padding == (0, 0)
             and x[2] * x[3] >= _MANY
@@ -241,7 +274,8 @@ class ConvolutionPart(torch.autograd.Function):
         kept, ctx.read = read_by_part(x, 1, part.inputs)
         ctx.save_for_backward(weight, *kept)
         ctx.part, ctx.conv, ctx.shape = part, conv, x.shape
-        return conv.run(x, weight, bias, part.rounds_as_torch)
+        run = partial(conv.run, rounds_as_torch=part.rounds_as_torch)
+        return with_known(run, x, weight, bias, part, dim=1)
 
     @staticmethod
     @once_differentiable

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from fedspu.core.forwards import replaced_forward
 from fedspu.core.kernels import fill
 from fedspu.core.layout import Span, take_span
 from fedspu.core.norms import LayerNormPart, NormPart, make_layer_normed
@@ -41,15 +42,8 @@ def lean_forward(model: nn.Module, rounds_as_torch: bool) -> Iterator[None]:
         with _Lean(rounds_as_torch):
             return own(*args, **kwargs)
 
-    before = vars(model).get("forward")
-    vars(model)["forward"] = forward
-    try:
+    with replaced_forward(model, forward):
         yield
-    finally:
-        if before is None:
-            del vars(model)["forward"]
-        else:
-            vars(model)["forward"] = before
 
 
 class _Lean(TorchFunctionMode):

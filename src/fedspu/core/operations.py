@@ -39,7 +39,15 @@ def linear(func: Any, given: Arguments) -> Any:
         return NotImplemented
     _mark(given["weight"])
     rows, columns = weight.spans
-    part = Part(rows, columns, bias.span, columns, rows, weight.is_truncated)
+    part = Part(
+        rows,
+        columns,
+        bias.span,
+        columns,
+        rows,
+        weight.is_truncated,
+        cache=_cache_for(given["input"], weight, bias),
+    )
     x, full, offset = _in_autocast(given["input"], weight.full, bias.full)
     return LinearPart.apply(x, weight.leaf, bias.leaf, full, offset, part)  # type: ignore[no-untyped-call]  # torch has no hints here
 
@@ -77,6 +85,7 @@ def convolution(func: Any, given: Arguments) -> Any:
         outputs,
         weight.is_truncated,
         given.get("rounds_as_torch", weight.rounds_as_torch),
+        _cache_for(x, weight, bias) if conv.is_simple else None,
     )
     is_batched = x.dim() == full.dim()
     x, full, offset = _in_autocast(x if is_batched else x[None], full, bias.full)
@@ -237,6 +246,14 @@ def _is_small(weight: Piece, x: Tensor, dim: int) -> bool:
         return False  # only the kernels cut
     assert weight.full is not None
     return x.numel() // x.shape[dim] * weight.full.numel() < SMALLEST
+
+
+def _cache_for(x: Tensor, weight: Piece, bias: Piece) -> Any:
+    """The cache, where this layer's frozen outputs depend on the example alone."""
+    if weight.cache is None or weight.span is None or not weight.cache.knows(x):
+        return None
+    is_same_bias = bias.full is None or is_same(bias.span, weight.span)
+    return weight.cache if is_same_bias else None
 
 
 def _mark(*weights: Tensor | None) -> None:

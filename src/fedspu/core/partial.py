@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 )
 
 import fedspu.core.operations  # noqa: F401  # registers the kernels
+from fedspu.core.cache import FrozenCache
 from fedspu.core.chain import running_chain
 from fedspu.core.layout import Arrangement, Layout, Spans, arrange
 from fedspu.core.lean import lean_forward
@@ -40,6 +41,7 @@ def partial_training(
     mode: Mode = "exact",
     layout: Layout = "auto",
     saves: Saves = "fast",
+    cache: FrozenCache | None = None,
 ) -> Iterator[list[Tensor]]:
     """Yield the trainable tensors of ``model``: the active blocks of its parameters.
 
@@ -57,6 +59,8 @@ def partial_training(
 
     ``saves``: what is held for the backward pass is what is quickest (``fast``), or as
     little as can be, at the price of some time (``lean``). The numbers are the same.
+
+    ``cache`` remembers what a first layer's frozen neurons give for an example.
     """
     if mode not in ("exact", "truncated"):
         raise ModelError(f"mode = {mode!r}: expected exact or truncated")
@@ -72,6 +76,8 @@ def partial_training(
         trainable, weights = _leaves(
             model, arrangement.spans, mode, order, rounds_as_torch=layout == "index"
         )
+        for weight in weights.values():
+            weight.cache = cache
         with (
             running_chain(
                 model,
@@ -79,6 +85,7 @@ def partial_training(
                 trainable,
                 mode == "truncated",
                 saves == "lean",
+                cache,
                 num_hooks=1 if arrangement.orders else 0,
             )
             if layout == "auto"
@@ -86,6 +93,7 @@ def partial_training(
             lean_forward(model, rounds_as_torch=layout == "index")
             if saves == "lean"
             else nullcontext(),
+            cache.watching(model) if cache is not None else nullcontext(),
             _replaced(model, weights),
             order.kept(model, weights),
             _watching_optimizers(weights.values()),

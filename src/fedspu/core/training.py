@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedspu.core.cache import FrozenCache
 from fedspu.core.neurons import Neurons
 from fedspu.core.partial import partial_training
 from fedspu.core.types import Active, State
-from fedspu.core.weight import Mode
+from fedspu.core.weight import Mode, Saves
 from fedspu.errors import SettingsError, TrainingError
 
 
@@ -28,6 +29,8 @@ class Recipe:
     momentum: float = 0.0
     weight_decay: float = 0.0
     gradient: Mode = "exact"
+    saves: Saves = "fast"
+    cache: float = 0.0  # megabytes
 
 
 def train(
@@ -46,12 +49,21 @@ def train(
     """
     model.train()
     total, count = 0.0, 0
-    with partial_training(model, neurons, active, recipe.gradient) as trainable:
+    cache = FrozenCache(int(1e6 * recipe.cache))
+    with partial_training(
+        model,
+        neurons,
+        active,
+        recipe.gradient,
+        saves=recipe.saves,
+        cache=cache if recipe.cache else None,
+    ) as trainable:
         optimizer = make_optimizer(trainable, recipe)
         for _ in range(recipe.epochs):
             for batch in batches(len(x), recipe.batch_size, rng):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(model(x[batch]), y[batch])
+                with cache.examples(batch):
+                    loss = F.cross_entropy(model(x[batch]), y[batch])
                 loss.backward()
                 _step(optimizer, recipe)
                 total += float(loss.detach()) * len(batch)

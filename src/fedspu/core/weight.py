@@ -40,6 +40,7 @@ class PartialWeight(Tensor):
     rounds_as_torch: bool  # whether a forward pass keeps to the plain model's bits
     written: int
     shown: Callable[[Tensor], Tensor]  # its value as it is seen from where it is used
+    cache: Any  # of what a first layer's frozen neurons give, or None
     path: str  # how its gradient was last computed: see ``paths`` in partial.py
 
     @staticmethod
@@ -54,7 +55,7 @@ class PartialWeight(Tensor):
         leaf = take_spans(full, spans).detach()
         weight.leaf = leaf.requires_grad_(parameter.requires_grad)
         weight.written = weight.leaf._version
-        weight.path = "unused"
+        weight.path, weight.cache = "unused", None
         return weight
 
     @property
@@ -152,10 +153,11 @@ class Piece:
         self.leaf, self.full = weight, weight
         self.spans: Spans = ()
         self.is_truncated = self.rounds_as_torch = False
+        self.cache: Any = None
         if isinstance(weight, PartialWeight):
             self.leaf, self.full, self.spans = weight.leaf, weight.now(), weight.spans
             self.is_truncated = weight.gradient == "truncated"
-            self.rounds_as_torch = weight.rounds_as_torch
+            self.rounds_as_torch, self.cache = weight.rounds_as_torch, weight.cache
         elif weight is not None:
             self.full, self.spans = weight.detach(), (None,) * weight.dim()
 

@@ -248,18 +248,11 @@ def _forward(
     if known is not None:
         y += known
     if stage.link.norm is not None:
-        scale, shift = _normalise_(stage, y, saved)
+        y = _normalised(stage, y, saved)
     if stage.link.has_pool:
-        left, right = halves(y)
-        if stage.link.norm is not None:
-            left = torch.addcmul(shift, left, scale)
-            right = torch.addcmul(shift, right, scale)
-        y, masks = pool(left, right, need)
+        y, masks = pool(*halves(y), need)
         saved += _masks(stage, *masks)
-        return y
-    if stage.link.norm is not None:
-        y = (y * scale).add_(shift)
-    if stage.link.has_relu:
+    elif stage.link.has_relu:
         y.relu_()
         saved += _masks(stage, take_span(y, 1, need) > 0)
     return y
@@ -326,8 +319,8 @@ def _put(grads: list[Tensor | None], slot: int | None, make: Any) -> None:
         grads[slot] = make()
 
 
-def _normalise_(stage: Stage, x: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Take the mean from ``x``; what it is then multiplied with, and what added."""
+def _normalised(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
+    """Norm ``x`` by the batch's statistics; in place, unless it is kept."""
     norm = stage.link.norm
     assert norm is not None
     assert norm.momentum is not None
@@ -338,8 +331,9 @@ def _normalise_(stage: Stage, x: Tensor, saved: list[Tensor]) -> tuple[Tensor, T
     track(norm.running_mean, norm.running_var, mean, variance, norm.momentum, count)
     deviation = (variance + norm.eps).rsqrt_()
     saved += [_keep(x, stage.need_out), take_span(deviation, 0, stage.need_out)]
-    scale = plain(norm.weight) * deviation
-    return scale[:, None, None], plain(norm.bias)[:, None, None]
+    scale = (plain(norm.weight) * deviation)[:, None, None]
+    y = x * scale if stage.need_out is None else x.mul_(scale)
+    return y.add_(plain(norm.bias)[:, None, None])
 
 
 def _backward_map(

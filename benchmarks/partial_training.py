@@ -1,19 +1,27 @@
 """What a partial training step costs, as a ratio to plain PyTorch's dense step.
 
-    python benchmarks/partial_training.py [MODEL ...] [--mode exact|truncated]
+    python benchmarks/partial_training.py [MODEL ...] [--repetitions 30]
 
-All variants of a model run interleaved in this one process, one thread, CPU time,
-median of the repetitions. Memory is what is held for a step: parameters, leaves that
-are copies, gradients of the leaves, and every tensor saved for backward, each storage
-once; the batch itself is not counted.
+Every variant of a model has a process of its own, as it would have in use, and so an
+allocator of its own; the processes take turns, one thread each. Time is CPU time, the
+median of the turns over three generations of processes. Memory saved is of what is held
+for a step: parameters, buffers, leaves that are copies, gradients, and every tensor
+kept for the backward pass, each storage once; the batch itself is not counted. Peak
+saved is of what the process takes at most in a step, as the system sees it, the weights
+included.
 """
 
 import argparse
 import copy
+import ctypes
+import multiprocessing
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,27 +30,32 @@ from models import Transformer, mlp, mobilenet, resnet18
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.core.weight import Mode, Saves
+from fedspu.costs.memory import held_bytes
 from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+COLUMNS = ("dense", "channels_last", *(f"p = {p:g}" for p in SHARES))
+
+EXACT, LEAN = "exact, fast", "exact, lean"
+TRUNCATED, CACHED = "truncated, lean", "exact, fast, cached"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the batch it trains on."""
+    """A model, the batch it trains on, and the settings to measure."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int
+    settings: tuple[str, ...] = (EXACT, LEAN)
 
 
 CASES = {
     "emnist": Case(EMNISTNet, (16, 1, 28, 28), 62),
     "speech": Case(SpeechNet, (16, 1, 32, 32), 35),
     "cifar10": Case(CIFARNet, (128, 3, 32, 32), 10),
-    "mlp": Case(mlp, (32, 1, 28, 28), 10),
-    "resnet18": Case(resnet18, (32, 3, 32, 32), 10),
+    "mlp": Case(mlp, (32, 1, 28, 28), 10, (EXACT, CACHED)),
+    "resnet18": Case(resnet18, (32, 3, 32, 32), 10, (EXACT, LEAN, TRUNCATED)),
     "transformer": Case(Transformer, (16, 64, 64), 10),
     "mobilenet": Case(mobilenet, (16, 3, 32, 32), 10),
 }
@@ -51,110 +64,171 @@ CASES = {
 class Variant:
     """One way to train, ready to take steps."""
 
-    def __init__(self, model: nn.Module, trainable: list[Tensor], x: Tensor, y: Tensor):
+    def __init__(
+        self,
+        model: nn.Module,
+        trainable: list[Tensor],
+        x: Tensor,
+        y: Tensor,
+        cache: fedspu.FrozenCache | None = None,
+    ) -> None:
         self.model, self.trainable, self.x, self.y = model, trainable, x, y
+        self.cache = cache
         self.optimizer = torch.optim.SGD(trainable, lr=0.01)
-        self.seconds: list[float] = []
 
     def step(self) -> None:
         """One step of SGD."""
         self.optimizer.zero_grad()
-        F.cross_entropy(self.model(self.x), self.y).backward()
+        known = self.cache.examples(range(len(self.x))) if self.cache else nullcontext()
+        with known:
+            loss = F.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
         self.optimizer.step()
 
-    def timed(self, steps: int) -> None:
-        """Several steps, on the clock."""
+    def timed(self, steps: int) -> float:
+        """Seconds of a step, of several."""
         start = time.process_time()
         for _ in range(steps):
             self.step()
-        self.seconds.append((time.process_time() - start) / steps)
+        return (time.process_time() - start) / steps
 
-    def median(self) -> float:
-        """The middle one of the times taken."""
-        return sorted(self.seconds)[len(self.seconds) // 2]
-
-    def held(self, own: list[Tensor]) -> int:
-        """Bytes of weights, gradients and saved tensors; each storage once."""
-        self.optimizer.zero_grad()
-        storages: dict[int, int] = {}
-
-        def count(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        count(self.x)
-        given = dict(storages)
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            loss = F.cross_entropy(self.model(self.x), self.y)
-        loss.backward()
-        for tensor in (*own, *self.trainable):
-            count(tensor.detach())
-        gradients = sum(t.grad.nbytes for t in self.trainable if t.grad is not None)
-        return sum(storages.values()) - sum(given.values()) + gradients
+    def held(self) -> int:
+        """Bytes that a step holds, and the cache."""
+        held = held_bytes(self.model, self.trainable, self.x, self.y).total
+        return held + (self.cache.held if self.cache else 0)
 
 
-def variants(
-    case: Case, mode: Mode, saves: Saves, stack: ExitStack
-) -> dict[str, Variant]:
-    """Dense, dense in channels_last, and partial at each p."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(*case.shape, generator=generator)
-    y = torch.randint(case.classes, case.shape[:1], generator=generator)
-    model = case.build().train()
-    neurons = fedspu.map_neurons(model, x[:2])
-    dense = copy.deepcopy(model)
-    found = {"dense": Variant(dense, list(dense.parameters()), x, y)}
-    last: Any = torch.channels_last
-    there: Any = copy.deepcopy(model)
-    there = there.to(memory_format=last)
-    x_there = x.contiguous(memory_format=last) if x.dim() == 4 else x
-    found["channels_last"] = Variant(there, list(there.parameters()), x_there, y)
-    for p in SHARES:
-        active = fedspu.choose_random(neurons, p, fedspu.stream(0, "neurons"))
-        own = copy.deepcopy(model)
-        context = fedspu.partial_training(own, neurons, active, mode, saves=saves)
-        found[f"p = {p:g}"] = Variant(own, stack.enter_context(context), x, y)
-    return found
+@dataclass(frozen=True)
+class Ground:
+    """What all variants of a case share."""
+
+    model: nn.Module
+    neurons: fedspu.Neurons
+    x: Tensor
+    y: Tensor
+
+    @staticmethod
+    def of(case: Case) -> "Ground":
+        """A model and a batch, the same for everyone."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(*case.shape, generator=generator)
+        y = torch.randint(case.classes, case.shape[:1], generator=generator)
+        model = case.build().train()
+        return Ground(model, fedspu.map_neurons(model, x[:2]), x, y)
+
+    def variant(self, setting: str, column: str, stack: ExitStack) -> Variant:
+        """One way to train; it lasts as long as the stack."""
+        x, model = self.x, copy.deepcopy(self.model)
+        if column == "channels_last":
+            last: Any = torch.channels_last
+            model = model.to(memory_format=last)
+            x = x.contiguous(memory_format=last) if x.dim() == 4 else x
+        if not column.startswith("p"):
+            return Variant(model, list(model.parameters()), x, self.y)
+        mode, saves, *cached = setting.split(", ")
+        share = float(column.removeprefix("p = "))
+        active = fedspu.choose_random(self.neurons, share, fedspu.stream(0, "neurons"))
+        cache = fedspu.FrozenCache(10**9) if cached else None
+        context = fedspu.partial_training(
+            model,
+            self.neurons,
+            active,
+            mode,  # type: ignore[arg-type]
+            saves=saves,  # type: ignore[arg-type]
+            cache=cache,
+        )
+        return Variant(model, stack.enter_context(context), x, self.y, cache)
 
 
-def measure(name: str, mode: Mode, saves: Saves, repetitions: int) -> None:
-    """Print one model's row of time, and one of memory."""
+def serve(ground: Ground, setting: str, column: str, line: Connection) -> None:
+    """A variant's process: tell what it takes, then take steps when asked to."""
+    torch.set_num_threads(1)
     with ExitStack() as stack:
-        found = variants(CASES[name], mode, saves, stack)
-        owns = {
-            key: [t.full if hasattr(t, "full") else t for t in v.model.parameters()]
-            for key, v in found.items()
-        }
-        for variant in found.values():
-            variant.timed(1)
-        steps = max(1, round(0.05 / found["dense"].seconds.pop()))
-        for _ in range(repetitions):
-            for variant in found.values():
-                variant.timed(steps)
-        memory = {key: v.held(owns[key]) for key, v in found.items()}
-        dense = found["dense"].median()
-        times = [f"{v.median() / dense:.2f}" for v in found.values()]
-        saved = [f"{100 * (1 - m / memory['dense']):.0f} %" for m in memory.values()]
-    print(f"| {name} ({1e3 * dense:.1f} ms) | time | {' | '.join(times)} |")
-    size = memory["dense"] / 1e6
-    print(f"| {name} ({size:.1f} MB) | memory saved | {' | '.join(saved)} |")
+        variant = ground.variant(setting, column, stack)
+        line.send((peak_bytes(variant), variant.held()))
+        while steps := line.recv():
+            variant.step()
+            line.send(variant.timed(steps))
+
+
+def peak_bytes(variant: Variant) -> int:
+    """The bytes that the process takes for the weights and, at most, for a step."""
+    weights = sum(p.nbytes for p in variant.model.parameters())
+    variant.step()
+    variant.optimizer.zero_grad()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    before = _in_status("VmRSS")
+    variant.step()
+    return weights + _in_status("VmHWM") - before
+
+
+def _in_status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return 1024 * int(line.split()[1])
+    raise KeyError(name)
+
+
+Key = tuple[str, str]  # setting and column
+
+
+def take_turns(
+    ground: Ground, keys: list[Key], repetitions: int
+) -> dict[Key, tuple[int, int, list[float]]]:
+    """The peak, the bytes held and the seconds of each variant in a new process."""
+    forking = multiprocessing.get_context("fork")
+    lines: dict[Key, Any] = {}
+    for key in keys:
+        lines[key], there = forking.Pipe()
+        forking.Process(target=serve, args=(ground, *key, there), daemon=True).start()
+    found = {key: (*line.recv(), []) for key, line in lines.items()}
+    steps = 1
+    for i in range(repetitions + 1):
+        for key, line in lines.items():
+            line.send(steps)
+            found[key][2].append(line.recv())
+        if i == 0:  # to see how long a step takes
+            steps = max(1, round(0.1 / found[keys[0]][2][0]))
+    for line in lines.values():
+        line.send(0)
+    return {key: (peak, size, turns[1:]) for key, (peak, size, turns) in found.items()}
+
+
+def measure(name: str, repetitions: int) -> None:
+    """Print the rows of one model: time and memory of each setting."""
+    case = CASES[name]
+    ground, first = Ground.of(case), ("", "dense")
+    keys = [first, ("", "channels_last")]
+    keys += [(setting, c) for setting in case.settings for c in COLUMNS[2:]]
+    rounds = [take_turns(ground, keys, repetitions // 3) for _ in range(3)]
+    times = {k: median(t for r in rounds for t in r[k][2]) for k in keys}
+    peaks = {k: median(r[k][0] for r in rounds) for k in keys}
+    sizes = {k: rounds[0][k][1] for k in keys}
+    for setting in case.settings:
+        row = [(setting, c) if c.startswith("p") else ("", c) for c in COLUMNS]
+        ratios = [f"{times[key] / times[first]:.2f}" for key in row]
+        _print_row(f"{name} ({1e3 * times[first]:.1f} ms)", setting, "time", *ratios)
+        for what, found in (("memory saved", sizes), ("peak saved", peaks)):
+            saved = [f"{100 * (1 - found[key] / found[first]):.0f} %" for key in row]
+            _print_row(f"{name} ({found[first] / 1e6:.1f} MB)", setting, what, *saved)
+
+
+def _print_row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
     """Measure the models named, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", choices=[[], *CASES], metavar="MODEL")
-    parser.add_argument("--mode", default="exact", choices=["exact", "truncated"])
-    parser.add_argument("--saves", default="fast", choices=["fast", "lean"])
     parser.add_argument("--repetitions", type=int, default=30)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    columns = ["dense", "channels_last", *(f"p = {p:g}" for p in SHARES)]
-    print(f"| model | {given.mode}, {given.saves} | {' | '.join(columns)} |")
-    print("|" + "---|" * (len(columns) + 2))
+    _print_row("model", "setting", "what", *COLUMNS)
+    _print_row(*["---"] * (3 + len(COLUMNS)))
     for name in given.models or CASES:
-        measure(name, given.mode, given.saves, given.repetitions)
+        measure(name, given.repetitions)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ Exit codes: 0 done; 2 the user's mistake, one clear line; 1 ours, with its trace
 """
 
 import json
+import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -131,6 +133,50 @@ def _whole_numbers(text: str, name: str) -> list[int]:
         raise SettingsError(
             f"{name} {text}: expected whole numbers, like 0,1,2"
         ) from None
+
+
+def _share(p: float) -> float:
+    if not 0 < p <= 1:
+        raise SettingsError(f"--p {p:g}: expected numbers in (0, 1], like 0.2,0.4,1")
+    return p
+
+
+def _choices(text: str, name: str, known: tuple[Any, ...]) -> list[Any]:
+    found = [part.strip() for part in text.split(",")]
+    for part in found:
+        if part not in known:
+            raise SettingsError(
+                f"{name} {text}: expected {' or '.join(known)}, or both as "
+                f"{','.join(known)}"
+            )
+    return list(dict.fromkeys(found))
+
+
+_BYTES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def _bytes(text: str | None) -> float | None:
+    wanted = "expected a size with its unit, like 500kB, 4MB or 2GiB"
+    return None if text is None else _measure(text, "--memory", _BYTES, wanted)
+
+
+def _seconds(text: str | None) -> float | None:
+    wanted = "expected a time above 0, like 0.01 or 10ms"
+    return None if text is None else _measure(text, "--seconds", _SECONDS, wanted)
+
+
+def _measure(text: str, name: str, units: dict[str, float], wanted: str) -> float:
+    """A number with a unit, such as 4MB."""
+    found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        value = float(found[1]) * units[found[2]] if found else 0.0
+    except (KeyError, ValueError):
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise SettingsError(f"{name} {text}: {wanted}")
+    return value
 
 
 def _given(config: Path | None, overrides: list[str] | None, **flags: Any) -> Any:
@@ -361,18 +407,21 @@ def compare(
     console.print(f"Runs, comparison.md and comparison.json: {out}", markup=False)
 
 
+Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:build.")]
+Input = Annotated[
+    str | None, typer.Option("--input", help="Shape of one example, like 3,32,32.")
+]
+Examples = Annotated[
+    str | None,
+    typer.Option("--data", help="Take examples from this data set instead."),
+]
+
+
 @app.command()
 def neurons(
-    model: Annotated[
-        str, typer.Argument(help="A built-in name, or package.module:build.")
-    ],
-    shape: Annotated[
-        str | None,
-        typer.Option("--input", help="Shape of one example, like 3,32,32."),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Take the example from this data set instead.")
-    ] = None,
+    model: Model,
+    shape: Input = None,
+    data: Examples = None,
     p: Annotated[
         str, typer.Option(help="Shares of neurons to count for.")
     ] = "0.2,0.4,0.6,0.8,1",
@@ -390,7 +439,8 @@ def neurons(
     fedspu neurons mypackage.mymodule:build --input 1,16000
     """
     from fedspu.core.mapping import map_neurons
-    from fedspu.reports.neurons import active_counts, model_and_example, neuron_tables
+    from fedspu.reports.examples import model_and_example
+    from fedspu.reports.neurons import active_counts, neuron_tables
 
     shares = _numbers(p, "--p") or []
     table = map_neurons(*model_and_example(model, shape, data))
@@ -402,6 +452,114 @@ def neurons(
     console = Console(soft_wrap=True)
     for part in neuron_tables(table, counts):
         console.print(part)
+
+
+@app.command()
+def profile(
+    model: Model,
+    shape: Input = None,
+    data: Examples = None,
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 16,
+    p: Annotated[
+        str, typer.Option(help="Shares of neurons to measure.")
+    ] = "0.2,0.4,0.6,0.8,1",
+    mode: Annotated[
+        str,
+        typer.Option(help="exact, the true gradient; truncated, cheaper; or both."),
+    ] = "exact",
+    saves: Annotated[
+        str,
+        typer.Option(help="fast, in time; lean, in memory; or both."),
+    ] = "fast,lean",
+    memory: Annotated[
+        str | None, typer.Option(help="Find the largest p whose peak fits, like 4MB.")
+    ] = None,
+    seconds: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the largest p whose step is so quick, like 0.01, 10ms."
+        ),
+    ] = None,
+    repetitions: Annotated[
+        int, typer.Option(help="Times are medians of so many; fewer if it takes long.")
+    ] = 15,
+    threads: Annotated[
+        int, typer.Option(help="One: CPU time is measured; more: wall time.")
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it too: a .png, .svg or .pdf file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a training step at each p: what it takes on a device, to choose its p by.
+
+    Each setting takes its turn in one process, beside plain PyTorch training all of the
+    model. The optimizer is plain SGD without momentum: others hold more for every
+    active entry. Memory is counted in tensors, the batch and PyTorch itself left out.
+
+    [bold]Examples[/bold]
+
+    fedspu profile cifar10 --batch-size 128
+
+    fedspu profile emnist --memory 4MB --seconds 10ms
+
+    fedspu profile mypackage.mymodule:build --input 3,32,32 --mode exact,truncated
+
+    fedspu profile emnist --plot emnist.png --json > emnist.json
+    """
+    from fedspu import profile as profiling
+    from fedspu.core.mapping import map_neurons
+    from fedspu.reports import plots
+    from fedspu.reports import profile as report
+    from fedspu.reports.examples import model_and_batch
+
+    shares = [_share(part) for part in _numbers(p, "--p") or []]
+    modes = _choices(mode, "--mode", ("exact", "truncated"))
+    saved = _choices(saves, "--saves", ("fast", "lean"))
+    for name, number in (("--batch-size", batch_size), ("--repetitions", repetitions)):
+        if number < 1:
+            raise SettingsError(f"{name} {number}: expected a whole number from 1 on")
+    cores = os.cpu_count() or 1
+    if not 1 <= threads <= cores:
+        raise SettingsError(
+            f"--threads {threads}: expected 1 to {cores}, the cores of this machine"
+        )
+    budget = None
+    if memory is not None or seconds is not None:
+        budget = profiling.Budget(_bytes(memory), _seconds(seconds))
+    if plot is not None:
+        plots.check_plot(plot)
+
+    net, x, y = model_and_batch(model, shape, data, batch_size)
+    table = map_neurons(net, x[:2])
+    with report.progress(is_quiet=as_json) as watch:
+        found = profiling.profile(
+            net,
+            table,
+            x,
+            y,
+            shares=shares,
+            modes=modes,
+            saves=saved,
+            budget=budget,
+            repetitions=repetitions,
+            threads=threads,
+            watch=watch,
+        )
+    title = f"{model}, batch of {batch_size}"
+    if plot is not None:
+        plots.plot_profile(found, title, plot)
+    if as_json:
+        about = {"model": model, "batch_size": batch_size, "threads": threads}
+        typer.echo(json.dumps({**about, **report.as_json(found, budget)}, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    console.print(f"{title}: {report.how_measured(found)}", markup=False)
+    console.print(report.profile_table(found))
+    for line in report.notes(found, table, budget):
+        console.print(line, markup=False, highlight=False)
+    if plot is not None:
+        console.print(f"Plot: {plot}", markup=False)
 
 
 @app.command()

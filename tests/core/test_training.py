@@ -78,12 +78,12 @@ def test_saving_memory_or_time_changes_no_result(
 ) -> None:
     monkeypatch.setattr("fedspu.core.chain.SMALLEST", 0)
     found = []
-    for given in ({}, settings):
+    for options in ({}, settings):
         torch.manual_seed(0)
         model, (x, y) = mlp(), data(9)
         neurons = map_neurons(model, x)
         active = choose_random(neurons, 0.5, rng())
-        recipe = Recipe(epochs=3, batch_size=4, **given)
+        recipe = Recipe(epochs=3, batch_size=4, **options)
         loss = train(model, neurons, active, x, y, recipe, rng(3))
         found.append((loss, state_of(model)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-10)

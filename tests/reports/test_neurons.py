@@ -5,8 +5,7 @@ import torch
 from rich.console import Console
 
 from fedspu import map_neurons
-from fedspu.errors import FedSPUError, SettingsError
-from fedspu.reports.neurons import active_counts, model_and_example, neuron_tables
+from fedspu.reports.neurons import active_counts, neuron_tables
 from tests.federation.cases import ConvNet
 
 
@@ -28,20 +27,3 @@ def test_the_tables_show_groups_axes_and_counts() -> None:
     text = console.file.getvalue()
     for word in ("conv1", "conv2", "permutable", "fc.weight[1] x4", "377", "1.51 kB"):
         assert word in text
-
-
-def test_the_example_comes_from_the_shape_the_data_or_the_model_itself() -> None:
-    assert model_and_example("emnist", None, None)[1].shape == (2, 1, 28, 28)
-    assert model_and_example("digits", None, "digits")[1].shape == (2, 1, 8, 8)
-    assert model_and_example("cifar10", "3,64,64", None)[1].shape == (2, 3, 64, 64)
-
-
-@pytest.mark.parametrize("shape", ["", "3,", "3,x", "3.5", "-1", "1,-28,28"])
-def test_a_shape_that_is_none_is_refused(shape: str) -> None:
-    with pytest.raises(SettingsError, match=r"--input .*expected sizes"):
-        model_and_example("emnist", shape, None)
-
-
-def test_a_shape_the_model_cannot_take_is_refused() -> None:
-    with pytest.raises(FedSPUError):
-        map_neurons(*model_and_example("emnist", "3,7,7", None))

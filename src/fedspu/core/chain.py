@@ -129,7 +129,8 @@ def _stages(
         stages.append(stage)
     if len({id(stage.link.layer) for stage in stages}) < len(stages):
         return []
-    return stages
+    pays = any(s.active is not None or s.link.norm or s.link.has_pool for s in stages)
+    return stages if pays else []
 
 
 def _follows(stage: "Stage", before: "Stage") -> bool:

@@ -1,0 +1,1 @@
+"""What a training step costs: bytes that are held, products that are computed."""

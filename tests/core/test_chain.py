@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedspu import Axis, NeuronGroup, Neurons, partial_training, state_of
 from fedspu.core.links import find_chain
 from fedspu.core.pooling import halves, pool, unpool
-from fedspu.core.weight import Mode
+from fedspu.core.weight import Mode, Saves
 from fedspu.models import CIFARNet, DigitsNet, EMNISTNet, SpeechNet
 from tests.core.cases import (
     mapped,
@@ -141,9 +141,14 @@ def train_as_chain(
 
 
 @settings(max_examples=60)
-@given(chains(), st.sampled_from([0.2, 0.5, 0.9]), st.booleans())
+@given(
+    chains(),
+    st.sampled_from([0.2, 0.5, 0.9]),
+    st.booleans(),
+    st.sampled_from(["fast", "lean"]),
+)
 def test_a_chain_trains_as_masked_dense_training_does(
-    case: tuple[nn.Module, Tensor], p: float, may_move: bool
+    case: tuple[nn.Module, Tensor], p: float, may_move: bool, saves: Saves
 ) -> None:
     model, x = case
     with torch.no_grad():
@@ -156,7 +161,7 @@ def test_a_chain_trains_as_masked_dense_training_does(
     dense = trained_dense(copy.deepcopy(model).train(), neurons, active, x, y)
     model.train()
     assert len(find_chain(model)) > 0
-    with partial_training(model, neurons, active) as trainable:
+    with partial_training(model, neurons, active, saves=saves) as trainable:
         train_as_chain(model, trainable, x, y)
     for name, values in state_of(model).items():
         assert torch.allclose(values, dense[name], rtol=0, atol=1e-10), name

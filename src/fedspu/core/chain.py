@@ -30,7 +30,7 @@ from fedspu.core.layout import (
     take_spans,
 )
 from fedspu.core.links import Link, find_chain, is_watched
-from fedspu.core.norms import centre, track
+from fedspu.core.norms import batch_norm_back, batch_norm_back_, centre, track
 from fedspu.core.packing import pack, unpack
 from fedspu.core.pooling import halves, pool, unpool
 from fedspu.core.recipes import is_same
@@ -356,26 +356,12 @@ def _backward_map(
         grad = grad * _mask(saved, grad.shape)
     if norm is not None:
         deviation, centred = saved.pop(), saved.pop()
-        grad, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grad,
-            centred,
-            take_span(plain(norm.weight), 0, stage.need_out),
-            None,
-            None,
-            torch.zeros_like(deviation),
-            deviation,
-            True,
-            norm.eps,
-            [True, True, True],
-        )
-        _put(
-            grads,
-            stage.slots[2],
-            lambda: take_span(grad_weight, 0, stage.active_in_need),
-        )
-        _put(
-            grads, stage.slots[3], lambda: take_span(grad_bias, 0, stage.active_in_need)
-        )
+        scale = take_span(plain(norm.weight), 0, stage.need_out)
+        norm_back = batch_norm_back_ if stage.is_lean else batch_norm_back
+        grad, *found = norm_back(grad, centred, scale, deviation)
+        for slot, values in zip(stage.slots[2:], found, strict=True):
+            if slot is not None:
+                grads[slot] = take_span(values, 0, stage.active_in_need)
     read = saved.pop()
     active = take_span(grad, 1, stage.active_in_need)
     weight = plain(layer.weight)

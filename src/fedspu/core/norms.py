@@ -38,6 +38,41 @@ def track(
         running_var.lerp_(variance * (count / (count - 1)), momentum)
 
 
+def batch_norm_back(
+    grad: Tensor, centred: Tensor, weight: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a batch norm's input, weight and bias."""
+    nowhere = torch.zeros_like(deviation)  # the mean is taken off already
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
+        grad,
+        centred,
+        weight,
+        None,
+        None,
+        nowhere,
+        deviation,
+        True,
+        0.0,
+        [True, True, True],
+    )
+    return found
+
+
+def batch_norm_back_(
+    grad: Tensor, centred: Tensor, weight: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in ``grad``'s own place, with one map at a time in memory beside it."""
+    count = grad.numel() // grad.shape[1]
+    grad_bias = grad.flatten(2).sum((0, 2))
+    product = grad * centred
+    grad_weight = product.flatten(2).sum((0, 2)) * deviation
+    scale = weight * deviation
+    slope = along_channels(grad_weight * deviation * scale / count, grad)
+    torch.mul(centred, slope, out=product)
+    product.add_(along_channels(grad_bias * scale / count, grad))
+    return grad.mul_(along_channels(scale, grad)).sub_(product), grad_weight, grad_bias
+
+
 def along_channels(values: Tensor, like: Tensor) -> Tensor:
     """One value a channel, in the shape that broadcasts over maps."""
     return values.view(-1, *[1] * (like.dim() - 2))

@@ -61,18 +61,31 @@ def running_chain(
     if not stages:
         yield
         return
-    leaves, own = list(trainable.values()), model.forward
+    leaves, own, mode = list(trainable.values()), model.forward, model.training
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             refuse_to_compile()
         is_plain = len(args) == 1 and not kwargs and _runs(stages, args[0])
-        if not is_plain or is_watched(model, num_hooks):
+        is_same_mode = model.training == mode
+        is_ours = all(_has_its_leaves(stage, leaves) for stage in stages)
+        if not (is_plain and is_same_mode and is_ours) or is_watched(model, num_hooks):
             return own(*args, **kwargs)
         return Chain.apply(args[0], stages, cache, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
 
     with replaced_forward(model, forward):
         yield
+
+
+def _has_its_leaves(stage: "Stage", leaves: list[Tensor]) -> bool:
+    """Whether a stage's weights are the ones that train, and not others for a call."""
+    norm: Any = stage.link.norm
+    tensors = [stage.link.layer.weight, stage.link.layer.bias]
+    tensors += [norm.weight, norm.bias] if norm is not None else []
+    return all(
+        slot is None or getattr(tensor, "leaf", tensor) is leaves[slot]
+        for tensor, slot in zip(tensors, stage.slots, strict=True)
+    )
 
 
 def _runs(stages: list["Stage"], x: Any) -> bool:
@@ -168,6 +181,12 @@ class Stage:
     conv: Convolution | None
 
     @property
+    def weights(self) -> list[Tensor]:
+        """What the backward pass reads besides what is saved."""
+        norm = self.link.norm
+        return [self.link.layer.weight, *([norm.weight] if norm is not None else [])]
+
+    @property
     def active_in_need(self) -> Span:
         """The active outputs among those that carry gradient."""
         return None if self.need_out is self.active else self.active
@@ -192,15 +211,16 @@ class Chain(torch.autograd.Function):
             ctx.shapes.append(x.shape)
             is_cut = known is not None and i == 0
             x = _forward(stage, x, saved, is_cut, known if i == 1 else None)
-        ctx.save_for_backward(*saved)
-        ctx.stages, ctx.num_leaves = stages, len(leaves)
+        weights = [plain(w) for stage in stages for w in stage.weights]
+        ctx.save_for_backward(*saved, *weights)  # torch notices if they change
+        ctx.stages, ctx.num_leaves, ctx.num_saved = stages, len(leaves), len(saved)
         return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """The gradients of the leaves."""
-        saved = list(ctx.saved_tensors)
+        saved = list(ctx.saved_tensors)[: ctx.num_saved]
         grads: list[Tensor | None] = [None] * ctx.num_leaves
         for stage, shape in zip(
             reversed(ctx.stages), reversed(ctx.shapes), strict=True
@@ -212,7 +232,10 @@ class Chain(torch.autograd.Function):
 
 def _keep(x: Tensor, span: Span) -> Tensor:
     """The channels that the backward pass reads, in memory of their own."""
-    return x if span is None else take_span(x, 1, span).contiguous()
+    if span is None:
+        return x
+    # A part of one example is contiguous as it stands: copied all the same.
+    return take_span(x, 1, span).clone(memory_format=torch.contiguous_format)
 
 
 def _masks(stage: Stage, *masks: Tensor) -> list[Tensor]:

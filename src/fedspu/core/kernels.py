@@ -46,6 +46,7 @@ class Part:
     is_truncated: bool
     rounds_as_torch: bool = False
     cache: Any = None  # of what frozen outputs give, if they are known by example
+    name: int = 0  # of the weight, for the cache
 
 
 def read_by_part(
@@ -90,7 +91,7 @@ def with_known(
         own = None if bias is None else take_rest(bias, 0, part.rows)
         return run(x, take_rest(weight, 0, part.rows), own)
 
-    known = part.cache.get(weight.data_ptr(), x, frozen)
+    known = part.cache.get((part.name, x.dtype), x, frozen)
     own = None if bias is None else take_span(bias, 0, part.rows)
     active = run(x, take_span(weight, 0, part.rows), own)
     if not isinstance(part.rows, Tensor):
@@ -182,7 +183,7 @@ class Convolution:
             plain: Tensor = torch.ops.aten.convolution(x, weight, bias, *numbers)
             return plain
         out = torch.matmul(weight.flatten(1), columns)
-        out = out.view(len(x), -1, *self.size_of_output(x.shape, weight.shape))
+        out = out.view(len(x), len(weight), *self.size_of_output(x.shape, weight.shape))
         return out if bias is None else out.add_(bias[:, None, None])
 
     def size_of_output(self, x: torch.Size, weight: torch.Size) -> tuple[int, ...]:
@@ -238,7 +239,11 @@ class Convolution:
         ):
             x = x.unfold(dim, gap * (width - 1) + 1, step)[..., ::gap]
         n, _, height, width, *_ = x.shape
-        return x[:, 0].permute(0, 3, 4, 1, 2).reshape(n, -1, height * width)
+        return (
+            x[:, 0]
+            .permute(0, 3, 4, 1, 2)
+            .reshape(n, weight[2] * weight[3], height * width)
+        )
 
     def _is_pointwise(self, x: tuple[int, ...], weight: tuple[int, ...]) -> bool:
         """Whether it is a product of matrices as it stands, and no small one."""

@@ -61,6 +61,10 @@ class _Lean(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        # Inside a checkpoint nothing is saved; what runs again there is not lean.
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+            return func(*args, **kwargs)
         names, run = _LEAN.get(func, ((), None))
         given = dict(zip(names, args, strict=False)) | kwargs
         if run is not None and len(args) <= len(names) and names[0] in given:

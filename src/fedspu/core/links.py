@@ -22,19 +22,25 @@ class Link:
     flattens: bool = False  # its input: from maps to features
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, tuple[Link, ...]]" = WeakKeyDictionary()
+_KNOWN: "WeakKeyDictionary[nn.Module, tuple[Any, tuple[Link, ...]]]" = (
+    WeakKeyDictionary()
+)
 
 
 def find_chain(model: nn.Module) -> tuple[Link, ...]:
     """The model as a chain of links; none if it is not one that we can run."""
-    if model not in _KNOWN:
-        try:
-            _KNOWN[model] = tuple(_links(torch.fx.symbolic_trace(model)))
-        except Exception:  # whatever a model's code does when traced, it is no chain
-            _KNOWN[model] = ()
-    if "forward" in vars(model) or is_watched(model):
+    if is_watched(model) or any("forward" in vars(m) for m in model.modules()):
         return ()
-    return _KNOWN[model]
+    layers = tuple((id(layer), type(layer)) for layer in model.modules())
+    made_of = (layers, model.training)
+    known = _KNOWN.get(model)
+    if known is None or known[0] != made_of:
+        try:
+            found = tuple(_links(torch.fx.symbolic_trace(model)))
+        except Exception:  # whatever a model's code does when traced, it is no chain
+            found = ()
+        known = _KNOWN[model] = made_of, found
+    return known[1]
 
 
 def is_watched(model: nn.Module, besides: int = 0) -> bool:

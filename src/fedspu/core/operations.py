@@ -37,7 +37,7 @@ def linear(func: Any, given: Arguments) -> Any:
     weight, bias = Piece(given["weight"]), Piece(given.get("bias"))
     if _is_small(weight, given["input"], -1):
         return NotImplemented
-    _mark(given["weight"])
+    _mark(given["weight"], given.get("bias"))
     rows, columns = weight.spans
     part = Part(
         rows,
@@ -47,6 +47,7 @@ def linear(func: Any, given: Arguments) -> Any:
         rows,
         weight.is_truncated,
         cache=_cache_for(given["input"], weight, bias),
+        name=id(weight.full),
     )
     x, full, offset = _in_autocast(given["input"], weight.full, bias.full)
     return LinearPart.apply(x, weight.leaf, bias.leaf, full, offset, part)  # type: ignore[no-untyped-call]  # torch has no hints here
@@ -75,7 +76,7 @@ def convolution(func: Any, given: Arguments) -> Any:
     inputs, outputs = _channels(weight.spans, full.shape, conv)
     if _is_ragged(inputs, outputs, x.shape[-num_dims - 1], full, conv):
         return NotImplemented
-    _mark(given["weight"])
+    _mark(given["weight"], given.get("bias"))
     rows, columns = weight.spans[:2]
     part = Part(
         rows,
@@ -86,6 +87,7 @@ def convolution(func: Any, given: Arguments) -> Any:
         weight.is_truncated,
         given.get("rounds_as_torch", weight.rounds_as_torch),
         _cache_for(x, weight, bias) if conv.is_simple else None,
+        id(weight.full),
     )
     is_batched = x.dim() == full.dim()
     x, full, offset = _in_autocast(x if is_batched else x[None], full, bias.full)
@@ -269,7 +271,9 @@ def _in_autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(kind):
         return (x, *weights)
     low = torch.get_autocast_dtype(kind)
-    return (x.to(low), *(w if w is None else w.to(low) for w in weights))
+    return tuple(
+        t if t is None or t.dtype == torch.float64 else t.to(low) for t in (x, *weights)
+    )
 
 
 def _tuple(value: Any, length: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ and functional calls, tied weights and layers used twice need nothing of their o
 Small networks that are one chain of layers take a path of their own (``chain.py``).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
@@ -96,7 +96,7 @@ def partial_training(
             cache.watching(model) if cache is not None else nullcontext(),
             _replaced(model, weights),
             order.kept(model, weights),
-            _watching_optimizers(weights.values()),
+            _watching_optimizers(weights),
         ):
             yield list(trainable.values())
 
@@ -203,7 +203,8 @@ class _Order:
 
     def shown(self, name: str, value: Tensor) -> Tensor:
         """A weight's value as it is seen from here."""
-        return value if self.depth else self.arrangement.own_order(name, value)
+        is_inside = self.depth or torch._C._current_graph_task_id() != -1
+        return value if is_inside else self.arrangement.own_order(name, value)
 
     @contextmanager
     def kept(
@@ -211,6 +212,14 @@ class _Order:
     ) -> Iterator[None]:
         """Inside, every layer of the model is watched."""
         names = {id(tensor): name for name, tensor in all_tensors(model)}
+        self.places = [
+            (layer, name, weight)
+            for layer in model.modules()
+            for name, weight in layer._parameters.items()
+            if isinstance(weight, PartialWeight)
+        ]
+        for layer in model.modules():
+            vars(layer)["__deepcopy__"] = _refuse_to_copy
 
         def write_back(*_: Any) -> None:
             for weight in weights.values():
@@ -218,11 +227,13 @@ class _Order:
 
         def show(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
             for key, tensor in (*layer._parameters.items(), *layer._buffers.items()):
-                is_plain = not isinstance(tensor, PartialWeight)  # it shows itself
-                if is_plain and prefix + key in state and id(tensor) in names:
-                    own = self.arrangement.own_order(
-                        names[id(tensor)], state[prefix + key]
-                    )
+                if prefix + key in state and id(tensor) in names:
+                    value = state[prefix + key]
+                    if isinstance(
+                        tensor, PartialWeight
+                    ):  # whoever asks, and from where
+                        value = tensor.now()
+                    own = self.arrangement.own_order(names[id(tensor)], value)
                     state[prefix + key] = own
 
         hooks = [model.register_load_state_dict_pre_hook(_refuse_to_load)]
@@ -237,14 +248,30 @@ class _Order:
         finally:
             for hook in hooks:
                 hook.remove()
+            for layer in model.modules():
+                vars(layer).pop("__deepcopy__", None)
 
     def enter(self, *_: Any) -> None:
         """A forward pass begins."""
+        if self.depth == 0 and any(
+            layer._parameters[name] is not weight for layer, name, weight in self.places
+        ):
+            raise ModelError(
+                "a model in partial training cannot be called with other weights while "
+                "its neurons are in another order; use layout='index'"
+            )
         self.depth += 1
 
     def leave(self, *_: Any) -> None:
         """A forward pass ends."""
-        self.depth -= 1
+        self.depth = max(0, self.depth - 1)  # a hook before ours may have raised
+
+
+def _refuse_to_copy(memo: Any) -> NoReturn:
+    raise ModelError(
+        "a model in partial training cannot be copied; leave the context first, or "
+        "copy its state_dict()"
+    )
 
 
 def _refuse_to_load(*_: Any) -> NoReturn:
@@ -254,15 +281,21 @@ def _refuse_to_load(*_: Any) -> NoReturn:
 
 
 @contextmanager
-def _watching_optimizers(weights: Iterable[PartialWeight]) -> Iterator[None]:
+def _watching_optimizers(weights: Mapping[int, PartialWeight]) -> Iterator[None]:
     """Write leaves back after an optimizer's step; refuse one that would break them."""
-    by_leaf = {id(weight.leaf): weight for weight in weights}
+    by_leaf = {id(weight.leaf): weight for weight in weights.values()}
+    not_to_train = {*weights, *(id(weight) for weight in weights.values())}
 
     def ours(group: dict[str, Any]) -> list[PartialWeight]:
         return [by_leaf[id(p)] for p in group["params"] if id(p) in by_leaf]
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
+            if any(id(p) in not_to_train for p in group["params"]):
+                raise ModelError(
+                    f"{type(optimizer).__name__} has whole parameters of a model in "
+                    "partial training; give it the tensors that partial_training gives"
+                )
             if group.get("fused") and any(
                 not w.leaf.is_contiguous() for w in ours(group)
             ):

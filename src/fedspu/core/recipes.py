@@ -42,7 +42,7 @@ class _Note:
 
 def note(x: Tensor, recipe: Recipe | None = None, need: Span = None) -> Tensor:
     """Remember how ``x`` was made, and which channels of its gradient anybody reads."""
-    if recipe is not None or need is not None:
+    if (recipe is not None or need is not None) and not x.is_inference():
         x._fedspu_note = _Note(x._version, recipe, need)  # type: ignore[attr-defined]
     return x
 
@@ -56,12 +56,16 @@ def recipe_of(x: Tensor) -> Recipe | None:
 def need_of(x: Tensor) -> Span:
     """The channels of the gradient of ``x`` that anybody reads: all, or these."""
     noted = _note_of(x)
-    return noted.need if noted else None
+    return noted.need if noted and not _is_looked_at(x) else None
 
 
 def _note_of(x: Tensor) -> _Note | None:
     noted: _Note | None = getattr(x, "_fedspu_note", None)
     return noted if noted and noted.version == x._version else None
+
+
+def _is_looked_at(x: Tensor) -> bool:
+    return x.retains_grad or bool(x._backward_hooks)
 
 
 def transposed(x: Tensor, first: int, second: int) -> Tensor:

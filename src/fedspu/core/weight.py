@@ -38,7 +38,7 @@ class PartialWeight(Tensor):
     spans: Spans
     gradient: Mode
     rounds_as_torch: bool  # whether a forward pass keeps to the plain model's bits
-    written: int
+    written: tuple[int, int]  # the leaf's version and memory when last written back
     shown: Callable[[Tensor], Tensor]  # its value as it is seen from where it is used
     cache: Any  # of what a first layer's frozen neurons give, or None
     path: str  # how its gradient was last computed: see ``paths`` in partial.py
@@ -54,7 +54,7 @@ class PartialWeight(Tensor):
         weight.rounds_as_torch = rounds_as_torch
         leaf = take_spans(full, spans).detach()
         weight.leaf = leaf.requires_grad_(parameter.requires_grad)
-        weight.written = weight.leaf._version
+        weight.written = (weight.leaf._version, weight.leaf.data_ptr())
         weight.path, weight.cache = "unused", None
         return weight
 
@@ -65,12 +65,12 @@ class PartialWeight(Tensor):
 
     def write_back(self) -> None:
         """Put the leaf's values into the full weight."""
-        if self.is_view:
+        if self.is_view and self.leaf.data_ptr() == self.full.data_ptr():
             return
         where = tuple(map(positions_of, self.spans))
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             self.full[mesh(self.full, where)] = self.leaf
-            self.written = self.leaf._version
+            self.written = (self.leaf._version, self.leaf.data_ptr())
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         """Refuse: a copy would train nothing."""
@@ -81,7 +81,9 @@ class PartialWeight(Tensor):
 
     def now(self) -> Tensor:
         """The full weight as it is now, without a gradient."""
-        if not self.is_view and self.leaf._version != self.written:
+        is_home = self.is_view and self.leaf.data_ptr() == self.full.data_ptr()
+        now = (self.leaf._version, self.leaf.data_ptr())
+        if not is_home and now != self.written:
             self.write_back()
         return self.full
 
@@ -104,8 +106,12 @@ class PartialWeight(Tensor):
             refuse_to_compile()
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            if func in _OF_LEAF:
+                return func(args[0].leaf, *args[1:])
             if func in _PROPERTIES:
                 return func(*args, **kwargs)
+            if _is_in_place(func, args, kwargs):
+                refuse_to_change()
             if func in OPERATIONS:
                 names, run = OPERATIONS[func]
                 out = run(func, dict(zip(names, args, strict=False)) | kwargs)
@@ -128,9 +134,36 @@ refuse_to_compile._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 _PROPERTIES = {
-    getattr(Tensor, name).__get__
-    for name in ("shape", "dtype", "device", "grad", "is_leaf", "requires_grad")
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "is_leaf")
 }
+
+_OF_LEAF = {
+    getattr(getattr(Tensor, name), way)
+    for name in ("grad", "requires_grad")
+    for way in ("__get__", "__set__", "__delete__")
+} | {Tensor.requires_grad_}
+"""What code that looks at ``model.parameters()`` means by a parameter's gradient."""
+
+
+def _is_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function would write to a partial weight, or hand out its memory."""
+    if func in (Tensor.data.__get__, Tensor.data.__set__):  # type: ignore[attr-defined]
+        return True
+    name = getattr(func, "__name__", "")
+    if name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"):
+        return isinstance(args[0], PartialWeight)
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        first = next(iter((*args, *kwargs.values())), None)
+        return isinstance(first, PartialWeight)
+    return isinstance(kwargs.get("out"), PartialWeight)
+
+
+def refuse_to_change() -> NoReturn:
+    """Say that a weight is not changed by name."""
+    raise ModelError(
+        "a weight in partial training cannot be changed in place by name; change the "
+        "tensors that partial_training gives, or leave the context first"
+    )
 
 
 class _Full(torch.autograd.Function):
@@ -143,7 +176,9 @@ class _Full(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return take_spans(grad, ctx.spans).contiguous(), None, None
+        # Memory of its own: the next operation may add to it, or another leaf share it.
+        block = take_spans(grad, ctx.spans)
+        return block.clone(memory_format=torch.contiguous_format), None, None
 
 
 class Piece:

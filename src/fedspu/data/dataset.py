@@ -3,17 +3,40 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedspu.errors import DataError
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """How bytes become numbers: of 255, less the mean, by the deviation of a channel.
+
+    Mean and deviation are fixed numbers, or come from training examples alone.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Bytes (n, channels, ...) as float32; everything else as it is."""
+        if x.dtype != torch.uint8:
+            return x
+        shape = (-1, *[1] * (x.dim() - 2))
+        mean, deviation = torch.tensor(self.mean), torch.tensor(self.deviation)
+        return (x.float() / 255 - mean.view(shape)) / deviation.view(shape)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples ready for a model, and the settings that suit them.
+    """Examples, and the settings that suit them.
 
-    ``x`` is float32, or int64 where examples are tokens; ``y`` is int64. ``defaults``
-    has dotted names of settings; what the user sets goes before them.
+    ``x`` is float32, int64 where examples are tokens, or uint8 where they are bytes to
+    be scaled when they are taken: large sets stay as small as their files. ``y`` is
+    int64. ``classes`` are their names, ``owners`` who each example is from (a speaker,
+    a writer), where that is known. ``defaults`` has dotted names of settings; what the
+    user sets goes before them.
     """
 
     name: str
@@ -21,6 +44,13 @@ class Dataset:
     y: Tensor
     num_classes: int
     defaults: Mapping[str, object] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    owners: Tensor | None = None
+    scaling: Scaling = field(default_factory=lambda: Scaling())
+
+    def take(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Some examples as a model takes them, and their labels."""
+        return self.scaling.apply(self.x[positions]), self.y[positions]
 
 
 def check(dataset: Dataset) -> None:
@@ -39,6 +69,8 @@ def check(dataset: Dataset) -> None:
             f"0..{dataset.num_classes - 1}; the first is y[{first}] = {int(y[first])}"
         )
 
+    if not x.is_floating_point():
+        return
     broken = (~x.isfinite()).flatten(1).any(1).nonzero().flatten()
     if len(broken) > 0:
         raise DataError(

@@ -91,7 +91,7 @@ class Plan:
     def examples(self, client: int, part: str) -> tuple[Tensor, Tensor]:
         """A client's own ``train``, ``val`` or ``test`` examples."""
         positions = torch.from_numpy(getattr(self.splits[client], part))
-        x, y = self.data.x[positions], self.data.y[positions]
+        x, y = self.data.take(positions)
         return x.to(self.device), y.to(self.device)
 
 
@@ -108,7 +108,7 @@ def make_plan(settings: Settings, data: Dataset, build: Build) -> Plan:
     with torch_stream(settings.seed, "initial model"):
         model = build_model(build)
     _check_model(model, data, splits)
-    neurons = map_neurons(model, data.x[:2])
+    neurons = map_neurons(model, data.take(slice(2))[0])
     return Plan(
         settings=settings,
         method=method,
@@ -176,7 +176,7 @@ def _check_model(model: nn.Module, data: Dataset, splits: tuple[Split, ...]) -> 
     was_training = model.training
     try:
         with torch.no_grad():
-            out = model.eval()(data.x[:2])
+            out = model.eval()(data.take(slice(2))[0])
     except Exception as error:
         raise ModelError(
             f"the model failed on two examples of shape {tuple(data.x.shape[1:])} "

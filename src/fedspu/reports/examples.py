@@ -15,7 +15,7 @@ def model_and_example(
     """A model by name, and two examples for it: of a data set, of a shape, its own."""
     if data is not None:
         dataset = load(data)
-        return models.build(name, dataset.num_classes), dataset.x[:2]
+        return models.build(name, dataset.num_classes), dataset.take(slice(2))[0]
     example = _zeros(name, shape)
     return models.build(name), example
 
@@ -30,7 +30,7 @@ def model_and_batch(
         if data is not None:
             dataset = load(data)
             picked = torch.arange(batch_size) % len(dataset.x)
-            x, y = dataset.x[picked], dataset.y[picked]
+            x, y = dataset.take(picked)
         else:
             rng = torch.Generator().manual_seed(0)
             x = torch.randn(batch_size, *example.shape[1:], generator=rng)

@@ -2,13 +2,12 @@
 
     python benchmarks/partial_training.py [MODEL ...] [--repetitions 30]
 
-Every variant of a model has a process of its own, as it would have in use, and so an
-allocator of its own; the processes take turns, one thread each. Time is CPU time, the
-median of the turns over three generations of processes. Memory saved is of what is held
-for a step: parameters, buffers, leaves that are copies, gradients, and every tensor
-kept for the backward pass, each storage once; the batch itself is not counted. Peak
-saved is of what the process takes at most in a step, as the system sees it, the weights
-included.
+All variants of a model take turns in this one process, one thread, and so share one
+state of the allocator; time is CPU time, the median of the turns. Memory saved is of
+what is held for a step: parameters, buffers, leaves that are copies, gradients, and
+every tensor kept for the backward pass, each storage once; the batch itself is not
+counted. Peak saved is of what a process that does nothing else takes at most in a step,
+as the system sees it, the weights included.
 """
 
 import argparse
@@ -140,15 +139,16 @@ class Ground:
         return Variant(model, stack.enter_context(context), x, self.y, cache)
 
 
-def serve(ground: Ground, setting: str, column: str, line: Connection) -> None:
-    """A variant's process: tell what it takes, then take steps when asked to."""
+_MMAP_THRESHOLD = -3  # as malloc.h has it
+
+
+def tell_peak(ground: Ground, setting: str, column: str, line: Connection) -> None:
+    """In a process of its own: how much a step takes."""
     torch.set_num_threads(1)
+    # Large blocks go back to the system when they are freed: no gaps are counted.
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 16)
     with ExitStack() as stack:
-        variant = ground.variant(setting, column, stack)
-        line.send((peak_bytes(variant), variant.held()))
-        while steps := line.recv():
-            variant.step()
-            line.send(variant.timed(steps))
+        line.send(peak_bytes(ground.variant(setting, column, stack)))
 
 
 def peak_bytes(variant: Variant) -> int:
@@ -173,26 +173,29 @@ def _in_status(name: str) -> int:
 Key = tuple[str, str]  # setting and column
 
 
-def take_turns(
-    ground: Ground, keys: list[Key], repetitions: int
-) -> dict[Key, tuple[int, int, list[float]]]:
-    """The peak, the bytes held and the seconds of each variant in a new process."""
+def peaks_of(ground: Ground, keys: list[Key]) -> dict[Key, int]:
+    """The peak of each variant, each in a new process."""
     forking = multiprocessing.get_context("fork")
-    lines: dict[Key, Any] = {}
+    found: dict[Key, int] = {}
     for key in keys:
-        lines[key], there = forking.Pipe()
-        forking.Process(target=serve, args=(ground, *key, there), daemon=True).start()
-    found = {key: (*line.recv(), []) for key, line in lines.items()}
-    steps = 1
-    for i in range(repetitions + 1):
-        for key, line in lines.items():
-            line.send(steps)
-            found[key][2].append(line.recv())
-        if i == 0:  # to see how long a step takes
-            steps = max(1, round(0.1 / found[keys[0]][2][0]))
-    for line in lines.values():
-        line.send(0)
-    return {key: (peak, size, turns[1:]) for key, (peak, size, turns) in found.items()}
+        line, there = forking.Pipe()
+        process = forking.Process(target=tell_peak, args=(ground, *key, there))
+        process.start()
+        found[key] = line.recv()
+        process.join()
+    return found
+
+
+def seconds_of(variants: dict[Key, Variant], repetitions: int) -> dict[Key, float]:
+    """The median seconds of a step of each variant."""
+    for variant in variants.values():
+        variant.step()
+    steps = max(1, round(0.05 / next(iter(variants.values())).timed(1)))
+    turns: dict[Key, list[float]] = {key: [] for key in variants}
+    for _ in range(repetitions):
+        for key, variant in variants.items():
+            turns[key].append(variant.timed(steps))
+    return {key: median(seconds) for key, seconds in turns.items()}
 
 
 def measure(name: str, repetitions: int) -> None:
@@ -201,10 +204,11 @@ def measure(name: str, repetitions: int) -> None:
     ground, first = Ground.of(case), ("", "dense")
     keys = [first, ("", "channels_last")]
     keys += [(setting, c) for setting in case.settings for c in COLUMNS[2:]]
-    rounds = [take_turns(ground, keys, repetitions // 3) for _ in range(3)]
-    times = {k: median(t for r in rounds for t in r[k][2]) for k in keys}
-    peaks = {k: median(r[k][0] for r in rounds) for k in keys}
-    sizes = {k: rounds[0][k][1] for k in keys}
+    peaks = peaks_of(ground, keys)
+    with ExitStack() as stack:
+        variants = {key: ground.variant(*key, stack) for key in keys}
+        times = seconds_of(variants, repetitions)
+        sizes = {key: variant.held() for key, variant in variants.items()}
     for setting in case.settings:
         row = [(setting, c) if c.startswith("p") else ("", c) for c in COLUMNS]
         ratios = [f"{times[key] / times[first]:.2f}" for key in row]

@@ -19,7 +19,7 @@ from fedspu import map_neurons, partial_training
 from fedspu.core.lean import lean_forward
 from fedspu.core.packing import pack, unpack
 from fedspu.core.recipes import Recipe, need_of, note, recipe_of, transposed
-from fedspu.core.weight import Saves
+from fedspu.core.weight import How, Saves
 from tests.core.cases import random_active, seeded, shaken
 
 
@@ -48,7 +48,7 @@ def lean_and_plain(
         model, own = Function(run), x.clone().requires_grad_()
         with seeded(3):
             if is_lean:
-                with lean_forward(model, rounds_as_torch=True):
+                with lean_forward(model, How(rounds_as_torch=True)):
                     y = model(own * 1)
             else:
                 y = model(own * 1)
@@ -122,7 +122,7 @@ def test_an_operation_gives_what_the_plain_one_gives(name: str) -> None:
 def test_a_mask_is_kept_as_bits(name: str) -> None:
     x, run = drawn(8, 16, 8, 8).requires_grad_(), OPERATIONS[name]
     model = Function(run)
-    with lean_forward(model, rounds_as_torch=True):
+    with lean_forward(model, How(rounds_as_torch=True)):
         kept = kept_bytes(lambda: model(x))
     assert kept == x.numel() // 8
     assert kept_bytes(lambda: run(x)) >= x.nbytes

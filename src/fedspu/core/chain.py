@@ -34,7 +34,7 @@ from fedspu.core.norms import batch_norm_back, batch_norm_back_, centre, track
 from fedspu.core.packing import pack, unpack
 from fedspu.core.pooling import halves, pool, unpool
 from fedspu.core.recipes import is_same
-from fedspu.core.weight import PartialWeight, refuse_to_compile
+from fedspu.core.weight import How, PartialWeight, refuse_to_compile
 
 SMALLEST = 100_000
 """Input values times outputs of the first layer from which on the chain is quicker."""
@@ -45,9 +45,7 @@ def running_chain(
     model: nn.Module,
     spans: Mapping[str, Spans],
     trainable: Mapping[str, Tensor],
-    is_truncated: bool,
-    is_lean: bool,
-    cache: FrozenCache | None,
+    how: How,
     num_hooks: int,
 ) -> Iterator[None]:
     """Inside, a chain in training runs as one operation; any other model as ever.
@@ -55,9 +53,7 @@ def running_chain(
     ``trainable`` are the leaves by the name of their parameter; ``num_hooks`` are how
     many forward hooks of each kind every layer will have from us.
     """
-    stages = _stages(
-        model, find_chain(model), spans, list(trainable), is_truncated, is_lean
-    )
+    stages = _stages(model, find_chain(model), spans, list(trainable), how)
     if not stages:
         yield
         return
@@ -71,7 +67,7 @@ def running_chain(
         is_ours = all(_has_its_leaves(stage, leaves) for stage in stages)
         if not (is_plain and is_same_mode and is_ours) or is_watched(model, num_hooks):
             return own(*args, **kwargs)
-        return Chain.apply(args[0], stages, cache, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
+        return Chain.apply(args[0], stages, how.cache, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
 
     with replaced_forward(model, forward):
         yield
@@ -108,8 +104,7 @@ def _stages(
     links: tuple[Link, ...],
     spans: Mapping[str, Spans],
     names: list[str],
-    is_truncated: bool,
-    is_lean: bool,
+    how: How,
 ) -> list["Stage"]:
     """The links with what of each trains; none if their spans do not fit a chain."""
     name_of = {id(p): name for name, p in model.named_parameters()}
@@ -128,10 +123,10 @@ def _stages(
             link=link,
             active=rows,
             reads=reads,
-            need_out=rows if i == 0 or is_truncated else None,
-            need_in=reads if i == 1 or is_truncated else None,
+            need_out=rows if i == 0 or how.is_truncated else None,
+            need_in=reads if i == 1 or how.is_truncated else None,
             is_first=i == 0,
-            is_lean=is_lean,
+            is_lean=how.is_lean,
             slots=tuple(names.index(n) if n in names else None for n in own),
             conv=_convolution(link.layer)
             if isinstance(link.layer, nn.Conv2d)

@@ -25,21 +25,18 @@ from fedspu.core.norms import LayerNormPart, NormPart, make_layer_normed
 from fedspu.core.operations import batch_normed
 from fedspu.core.packing import pack, unpack
 from fedspu.core.recipes import Recipe, is_same, need_of, note, recipe_of, transposed
-from fedspu.core.weight import OPERATIONS, Arguments, Piece
+from fedspu.core.weight import OPERATIONS, Arguments, How, Piece
 
 
 @contextmanager
-def lean_forward(model: nn.Module, rounds_as_torch: bool) -> Iterator[None]:
-    """Inside, forward passes of the model keep as little as can be.
-
-    ``rounds_as_torch``: whether they keep to the plain model's bits.
-    """
+def lean_forward(model: nn.Module, how: How) -> Iterator[None]:
+    """Inside, forward passes of the model keep as little as can be."""
     own = model.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return own(*args, **kwargs)
-        with _Lean(rounds_as_torch):
+        with _Lean(how):
             return own(*args, **kwargs)
 
     with replaced_forward(model, forward):
@@ -49,9 +46,9 @@ def lean_forward(model: nn.Module, rounds_as_torch: bool) -> Iterator[None]:
 class _Lean(TorchFunctionMode):
     """Sees every operation, and runs some of them in its own way."""
 
-    def __init__(self, rounds_as_torch: bool) -> None:
+    def __init__(self, how: How) -> None:
         super().__init__()
-        self.rounds_as_torch = rounds_as_torch
+        self.how = how
 
     def __torch_function__(
         self,
@@ -69,7 +66,7 @@ class _Lean(TorchFunctionMode):
         given = dict(zip(names, args, strict=False)) | kwargs
         if run is not None and len(args) <= len(names) and names[0] in given:
             if func in OPERATIONS:
-                given["rounds_as_torch"] = self.rounds_as_torch
+                given["how"] = self.how
             out = run(func, given)
             if out is not NotImplemented:
                 return out

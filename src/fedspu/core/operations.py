@@ -29,7 +29,7 @@ from fedspu.core.layout import (
 )
 from fedspu.core.norms import BatchNormPart, NormPart, make_batch_normed
 from fedspu.core.recipes import Recipe, is_same, need_of, note, transposed
-from fedspu.core.weight import OPERATIONS, Arguments, PartialWeight, Piece, plain
+from fedspu.core.weight import OPERATIONS, Arguments, How, PartialWeight, Piece, plain
 
 
 def linear(func: Any, given: Arguments) -> Any:
@@ -45,7 +45,7 @@ def linear(func: Any, given: Arguments) -> Any:
         bias.span,
         columns,
         rows,
-        weight.is_truncated,
+        weight.how.is_truncated,
         cache=_cache_for(given["input"], weight, bias),
         name=id(weight.full),
     )
@@ -84,8 +84,8 @@ def convolution(func: Any, given: Arguments) -> Any:
         bias.span,
         inputs,
         outputs,
-        weight.is_truncated,
-        given.get("rounds_as_torch", weight.rounds_as_torch),
+        weight.how.is_truncated,
+        given.get("how", weight.how).rounds_as_torch,
         _cache_for(x, weight, bias) if conv.is_simple else None,
         id(weight.full),
     )
@@ -96,7 +96,9 @@ def convolution(func: Any, given: Arguments) -> Any:
     )
     if not is_batched:
         return out[0]
-    is_last = weight.is_truncated or not x.requires_grad  # no gradient passes further
+    is_last = (
+        weight.how.is_truncated or not x.requires_grad
+    )  # no gradient passes further
     is_cut = bias.full is None or is_same(bias.span, outputs)
     return note(out, need=outputs) if is_last and is_cut else out
 
@@ -134,8 +136,8 @@ def batch_normed(given: Arguments) -> tuple[Tensor, Recipe] | None:
         kept = take_span(kept, 1, need).contiguous()
     running = given.get("running_mean"), given.get("running_var")
     momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
-    rounds_as_torch = given.get("rounds_as_torch", weight.rounds_as_torch)
-    part = NormPart(weight.span, bias.span, need, rounds_as_torch)
+    how: How = given.get("how", weight.how)
+    part = NormPart(weight.span, bias.span, need, how.rounds_as_torch)
     y, mean, deviation = BatchNormPart.apply(  # type: ignore[no-untyped-call]  # as above
         x,
         weight.leaf,
@@ -223,7 +225,7 @@ def _projected(
         weights, biases = plain(packed).chunk(3), [None] * 3
         if bias is not None:
             biases = list(plain(bias).chunk(3))
-        if Piece(packed).is_truncated:
+        if Piece(packed).how.is_truncated:
             inputs = [_cut(x, -1, packed.spans[1]) for x in inputs]
     q, k, v = map(_any_linear, inputs, weights, biases)
     return q, k, v
@@ -244,7 +246,7 @@ SMALLEST = 2_000_000
 
 def _is_small(weight: Piece, x: Tensor, dim: int) -> bool:
     """Whether a full gradient, cut down, costs less than the overhead of a kernel."""
-    if weight.is_truncated:
+    if weight.how.is_truncated:
         return False  # only the kernels cut
     assert weight.full is not None
     return x.numel() // x.shape[dim] * weight.full.numel() < SMALLEST
@@ -252,10 +254,11 @@ def _is_small(weight: Piece, x: Tensor, dim: int) -> bool:
 
 def _cache_for(x: Tensor, weight: Piece, bias: Piece) -> Any:
     """The cache, where this layer's frozen outputs depend on the example alone."""
-    if weight.cache is None or weight.span is None or not weight.cache.knows(x):
+    cache = weight.how.cache
+    if cache is None or weight.span is None or not cache.knows(x):
         return None
     is_same_bias = bias.full is None or is_same(bias.span, weight.span)
-    return weight.cache if is_same_bias else None
+    return cache if is_same_bias else None
 
 
 def _mark(*weights: Tensor | None) -> None:

@@ -10,9 +10,9 @@ Small networks that are one chain of layers take a path of their own (``chain.py
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,9 @@ from fedspu.core.chain import running_chain
 from fedspu.core.layout import Arrangement, Layout, Spans, arrange
 from fedspu.core.lean import lean_forward
 from fedspu.core.neurons import Neurons
-from fedspu.core.probe import all_tensors
+from fedspu.core.order import Order
 from fedspu.core.types import Active
-from fedspu.core.weight import Mode, PartialWeight, Saves
+from fedspu.core.weight import How, Mode, PartialWeight, Saves
 from fedspu.errors import ModelError
 
 
@@ -70,34 +70,30 @@ def partial_training(
         raise ModelError(f"saves = {saves!r}: expected fast or lean")
     _check_fits(model, neurons)
     neurons.blocks(active)  # refuses a choice that does not fit the table
+    how = How(
+        is_truncated=mode == "truncated",
+        is_lean=saves == "lean",
+        rounds_as_torch=layout == "index",
+        cache=cache,
+    )
     arrangement = arrange(model, neurons, active, layout)
     with _arranged(model, arrangement):
-        order = _Order(arrangement)
-        trainable, weights = _leaves(
-            model, arrangement.spans, mode, order, rounds_as_torch=layout == "index"
-        )
-        for weight in weights.values():
-            weight.cache = cache
-        with (
-            running_chain(
-                model,
-                arrangement.spans,
-                trainable,
-                mode == "truncated",
-                saves == "lean",
-                cache,
-                num_hooks=1 if arrangement.orders else 0,
-            )
-            if layout == "auto"
-            else nullcontext(),
-            lean_forward(model, rounds_as_torch=layout == "index")
-            if saves == "lean"
-            else nullcontext(),
-            cache.watching(model) if cache is not None else nullcontext(),
-            _replaced(model, weights),
-            order.kept(model, weights),
-            _watching_optimizers(weights),
-        ):
+        order = Order(arrangement)
+        trainable, weights = _leaves(model, arrangement.spans, how, order)
+        with ExitStack() as stack:
+            if layout == "auto":
+                num_hooks = 1 if arrangement.orders else 0
+                chain = running_chain(
+                    model, arrangement.spans, trainable, how, num_hooks
+                )
+                stack.enter_context(chain)
+            if saves == "lean":
+                stack.enter_context(lean_forward(model, how))
+            if cache is not None:
+                stack.enter_context(cache.watching(model))
+            stack.enter_context(_replaced(model, weights))
+            stack.enter_context(order.kept(model, weights))
+            stack.enter_context(_watching_optimizers(weights))
             yield list(trainable.values())
 
 
@@ -143,9 +139,8 @@ def _arranged(model: nn.Module, arrangement: Arrangement) -> Iterator[None]:
 def _leaves(
     model: nn.Module,
     spans: Mapping[str, Spans],
-    mode: Mode,
-    order: "_Order",
-    rounds_as_torch: bool,
+    how: How,
+    order: Order,
 ) -> tuple[dict[str, Tensor], dict[int, PartialWeight]]:
     """What trains by name, and the partial weights by what they stand in for."""
     trainable: dict[str, Tensor] = {}
@@ -154,8 +149,8 @@ def _leaves(
         is_whole = all(span is None for span in spans[name])
         if parameter.requires_grad and is_whole:
             trainable[name] = parameter
-        elif parameter.requires_grad or (mode == "truncated" and not is_whole):
-            weight = PartialWeight.of(parameter, spans[name], mode, rounds_as_torch)
+        elif parameter.requires_grad or (how.is_truncated and not is_whole):
+            weight = PartialWeight.of(parameter, spans[name], how)
             weight.shown = partial(order.shown, name)
             weights[id(parameter)] = weight
             if parameter.requires_grad:
@@ -187,97 +182,6 @@ def _assign(layer: nn.Module, name: str, value: Any) -> None:
     layer._parameters[name] = value
     if isinstance(layer, nn.RNNBase):  # it keeps a list of its weights besides
         layer._flat_weights[layer._flat_weights_names.index(name)] = value
-
-
-class _Order:
-    """Shows the model's own order to whoever looks at it from outside.
-
-    Neurons may be in another order inside a forward pass. A weight that is used outside
-    of one (a penalty, a proximal term by name) and every ``state_dict()`` are in the
-    model's own order; loading a state is refused.
-    """
-
-    def __init__(self, arrangement: Arrangement) -> None:
-        self.arrangement = arrangement
-        self.depth = 0  # of the forward passes under way
-
-    def shown(self, name: str, value: Tensor) -> Tensor:
-        """A weight's value as it is seen from here."""
-        is_inside = self.depth or torch._C._current_graph_task_id() != -1
-        return value if is_inside else self.arrangement.own_order(name, value)
-
-    @contextmanager
-    def kept(
-        self, model: nn.Module, weights: Mapping[int, PartialWeight]
-    ) -> Iterator[None]:
-        """Inside, every layer of the model is watched."""
-        names = {id(tensor): name for name, tensor in all_tensors(model)}
-        self.places = [
-            (layer, name, weight)
-            for layer in model.modules()
-            for name, weight in layer._parameters.items()
-            if isinstance(weight, PartialWeight)
-        ]
-        for layer in model.modules():
-            vars(layer)["__deepcopy__"] = _refuse_to_copy
-
-        def write_back(*_: Any) -> None:
-            for weight in weights.values():
-                weight.write_back()
-
-        def show(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-            for key, tensor in (*layer._parameters.items(), *layer._buffers.items()):
-                if prefix + key in state and id(tensor) in names:
-                    value = state[prefix + key]
-                    if isinstance(
-                        tensor, PartialWeight
-                    ):  # whoever asks, and from where
-                        value = tensor.now()
-                    own = self.arrangement.own_order(names[id(tensor)], value)
-                    state[prefix + key] = own
-
-        hooks = [model.register_load_state_dict_pre_hook(_refuse_to_load)]
-        for layer in model.modules():
-            hooks.append(layer.register_state_dict_pre_hook(write_back))
-            if self.arrangement.orders:
-                hooks.append(layer.register_state_dict_post_hook(show))
-                hooks.append(layer.register_forward_pre_hook(self.enter))
-                hooks.append(layer.register_forward_hook(self.leave, always_call=True))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for layer in model.modules():
-                vars(layer).pop("__deepcopy__", None)
-
-    def enter(self, *_: Any) -> None:
-        """A forward pass begins."""
-        if self.depth == 0 and any(
-            layer._parameters[name] is not weight for layer, name, weight in self.places
-        ):
-            raise ModelError(
-                "a model in partial training cannot be called with other weights while "
-                "its neurons are in another order; use layout='index'"
-            )
-        self.depth += 1
-
-    def leave(self, *_: Any) -> None:
-        """A forward pass ends."""
-        self.depth = max(0, self.depth - 1)  # a hook before ours may have raised
-
-
-def _refuse_to_copy(memo: Any) -> NoReturn:
-    raise ModelError(
-        "a model in partial training cannot be copied; leave the context first, or "
-        "copy its state_dict()"
-    )
-
-
-def _refuse_to_load(*_: Any) -> NoReturn:
-    raise ModelError(
-        "a model in partial training cannot load a state; leave the context first"
-    )
 
 
 @contextmanager

@@ -6,12 +6,14 @@ and passes the block's part on.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from fedspu.core.blocks import mesh
+from fedspu.core.cache import FrozenCache
 from fedspu.core.layout import Span, Spans, positions_of, take_spans
 from fedspu.errors import ModelError
 
@@ -19,6 +21,21 @@ Mode = Literal["exact", "truncated"]
 Saves = Literal["fast", "lean"]
 
 Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class How:
+    """What ``partial_training`` was asked for.
+
+    ``rounds_as_torch``: whether a forward pass keeps to the plain model's bits.
+    ``cache`` is of what a first layer's frozen neurons give, if anything.
+    """
+
+    is_truncated: bool = False
+    is_lean: bool = False
+    rounds_as_torch: bool = False
+    cache: FrozenCache | None = None
+
 
 OPERATIONS: dict[Any, tuple[tuple[str, ...], Callable[[Any, Arguments], Any]]] = {}
 """Weighted operations: their arguments' names, and what runs them here.
@@ -36,26 +53,21 @@ class PartialWeight(Tensor):
     leaf: Tensor
     full: Tensor
     spans: Spans
-    gradient: Mode
-    rounds_as_torch: bool  # whether a forward pass keeps to the plain model's bits
+    how: How
     written: tuple[int, int]  # the leaf's version and memory when last written back
     shown: Callable[[Tensor], Tensor]  # its value as it is seen from where it is used
-    cache: Any  # of what a first layer's frozen neurons give, or None
     path: str  # how its gradient was last computed: see ``paths`` in partial.py
 
     @staticmethod
-    def of(
-        parameter: nn.Parameter, spans: Spans, mode: Mode, rounds_as_torch: bool
-    ) -> "PartialWeight":
+    def of(parameter: nn.Parameter, spans: Spans, how: How) -> "PartialWeight":
         """Stand in for ``parameter``, whose memory it shares."""
         full = parameter.detach()
         weight = full.as_subclass(PartialWeight)
-        weight.full, weight.spans, weight.gradient = full, spans, mode
-        weight.rounds_as_torch = rounds_as_torch
+        weight.full, weight.spans, weight.how = full, spans, how
         leaf = take_spans(full, spans).detach()
         weight.leaf = leaf.requires_grad_(parameter.requires_grad)
         weight.written = (weight.leaf._version, weight.leaf.data_ptr())
-        weight.path, weight.cache = "unused", None
+        weight.path = "unused"
         return weight
 
     @property
@@ -187,12 +199,10 @@ class Piece:
     def __init__(self, weight: Tensor | None) -> None:
         self.leaf, self.full = weight, weight
         self.spans: Spans = ()
-        self.is_truncated = self.rounds_as_torch = False
-        self.cache: Any = None
+        self.how = How()
         if isinstance(weight, PartialWeight):
             self.leaf, self.full, self.spans = weight.leaf, weight.now(), weight.spans
-            self.is_truncated = weight.gradient == "truncated"
-            self.rounds_as_torch, self.cache = weight.rounds_as_torch, weight.cache
+            self.how = weight.how
         elif weight is not None:
             self.full, self.spans = weight.detach(), (None,) * weight.dim()
 

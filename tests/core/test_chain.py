@@ -266,6 +266,18 @@ def test_the_smallest_batches_take_the_general_path(
         assert not is_by_chain(model(torch.zeros(15, 1, 28, 28)))
 
 
+def test_a_norm_of_single_values_is_refused_as_in_plain_pytorch() -> None:
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(4, 2)).train()
+    x = torch.randn(1, 1, 3, 3)
+    neurons = quietly_mapped(model, torch.randn(2, 1, 3, 3))
+    with (
+        partial_training(model, neurons, random_active(neurons, 0.5)),
+        pytest.raises(ValueError, match="more than 1 value per channel"),
+    ):
+        model(x)
+
+
 # The pool -----------------------------------------------------------------------------
 
 

@@ -343,10 +343,15 @@ def _normalised(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
     norm = stage.link.norm
     assert norm is not None
     assert norm.momentum is not None
+    count = x.numel() // x.shape[1]
+    if count == 1:  # as PyTorch says it
+        raise ValueError(
+            "Expected more than 1 value per channel when training, got input size "
+            f"{x.size()}"
+        )
     mean, variance = centre(x, into=x)
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
-    count = x.numel() // x.shape[1]
     track(norm.running_mean, norm.running_var, mean, variance, norm.momentum, count)
     deviation = (variance + norm.eps).rsqrt_()
     saved += [_keep(x, stage.need_out), take_span(deviation, 0, stage.need_out)]

@@ -49,5 +49,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
-	$(BIN)/pip install -c constraints.txt -e ".[dev,plots]"
+	$(BIN)/pip install -c constraints.txt -e ".[dev,plots,audio,images,hf]"
 	@touch $(VENV)/.run $@

@@ -19,6 +19,7 @@ import click
 import typer
 from rich.console import Console
 
+from fedspu import cli_data
 from fedspu import settings as setting
 from fedspu.errors import FedSPUError, SettingsError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
     help="Personalized federated learning for devices of unequal strength.\n\n"
     "Start with [bold]fedspu run[/bold]: FedSPU on handwritten digits, under a minute.",
 )
+app.add_typer(cli_data.app, name="data")
 
 
 INTERRUPTED = 130

@@ -38,7 +38,9 @@ class DataSettings(Table):
     name: str = "digits"
     dir: Path | None = None
     partition: str = "dirichlet"
+    # Lower: clients differ more. Read by dirichlet, dirichlet-client and quantity.
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    shards: Count = 2  # a client's pieces of the data sorted by class, in `shards`
     split: Literal["three-way", "paper"] = "three-way"
     min_examples: Count = 10
 

@@ -74,6 +74,29 @@ def test_a_file_gives_what_its_arrays_give(tmp_path: Path) -> None:
     assert dataset.y.tolist() == LABELS.tolist()
 
 
+@pytest.mark.parametrize(
+    "client",
+    [[30, 7, 30, 8], ["eve", "ada", "eve", "bob"], [b"eve", b"ada", b"eve", b"bob"]],
+)
+def test_a_client_array_says_whose_each_example_is(
+    tmp_path: Path, client: list[Any]
+) -> None:
+    owners = read(saved(tmp_path, x=GREY, y=LABELS, client=np.array(client))).owners
+    assert owners is not None
+    assert owners.dtype == torch.int64
+    assert owners.tolist() == [2, 0, 2, 1]
+
+
+def test_owners_may_be_given_from_memory() -> None:
+    owners = from_arrays(GREY, LABELS, owners=torch.tensor([1, 1, 5, 5])).owners
+    assert owners is not None
+    assert owners.tolist() == [0, 0, 1, 1]
+
+
+def test_without_a_client_array_nobody_is_known_to_own_anything() -> None:
+    assert from_arrays(GREY, LABELS).owners is None
+
+
 NAN = np.zeros((4, 2))
 NAN[2, 1] = np.nan
 
@@ -93,6 +116,22 @@ NAN[2, 1] = np.nan
         ({"x": GREY, "y": np.array([0, 1, -1, -2])}, r"y\[2\] = -1; expected"),
         ({"x": GREY, "y": LABELS[:3]}, "4 examples in x but 3 labels in y"),
         ({"x": GREY[:0], "y": LABELS[:0]}, "no examples; expected at least one"),
+        (
+            {"x": GREY, "y": LABELS, "client": LABELS / 2},
+            "client holds float64; expected names or whole numbers",
+        ),
+        (
+            {"x": GREY, "y": LABELS, "client": LABELS[:3]},
+            r"client has shape \(3,\); expected one for each of the 4",
+        ),
+        (
+            {"x": GREY, "y": LABELS, "client": LABELS.reshape(2, 2)},
+            r"client has shape \(2, 2\); expected one for each of the 4",
+        ),
+        (
+            {"x": GREY, "y": LABELS, "client": np.array([None] * 4)},
+            "cannot be read .*Object arrays",
+        ),
         ({"x": NAN, "y": LABELS}, r"1 of 4 examples hold NaN .* x\[2\]"),
         ({"x": np.full((4, 2), 1e300), "y": LABELS}, "4 of 4 examples hold NaN or inf"),
     ],

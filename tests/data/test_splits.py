@@ -97,6 +97,22 @@ def test_validation_and_test_share_every_class_evenly(case: Case) -> None:
 
 
 @given(cases())
+def test_labels_are_alike_in_all_three_parts(case: Case) -> None:
+    parts = case.make("three-way")
+    held = case.counts(case.indices) / len(case.indices)
+    for part in (parts.train, parts.val, parts.test):
+        # Held out by one rounding, then halved by another: 1/2 and 1.
+        assert (abs(case.counts(part) - held * len(part)) < 1.5).all()
+
+
+def test_with_twenty_of_each_class_all_parts_have_the_same_mix() -> None:
+    labels = np.repeat(np.arange(5), 20)
+    parts = split(np.arange(100), labels, "three-way", rng())
+    for part, number in ((parts.train, 14), (parts.val, 3), (parts.test, 3)):
+        assert np.bincount(labels[part]).tolist() == [number] * 5
+
+
+@given(cases())
 def test_both_kinds_train_on_the_same_examples(case: Case) -> None:
     if len(case.indices) > 5:  # below, three parts need more than 30 %
         one, other = case.make("three-way"), case.make("paper")

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.errors import DataError, FedSPUError, ModelError, SettingsError
+from fedspu.federation.plan import allot, divide
+from fedspu.settings import make_settings
 from tests.federation.cases import (
     ConvNet,
     examples,
@@ -69,6 +71,28 @@ def test_the_division_depends_on_seed_and_data_alone() -> None:
     assert owned(model=mlp, method="local", train__lr=3.0, rounds=9) == same
     assert owned(early_stopping=True, clients__capacities=[1.0]) == same
     assert owned(seed=1) != same
+
+
+def test_settings_and_owners_reach_the_partition() -> None:
+    x, y = examples()
+    data = fedspu.data.from_arrays(x, y, owners=np.arange(120) % 6)
+    given = {"model": "net", "clients.number": 6, "clients.per_round": 1}
+    given["clients.capacities"] = [1.0]
+    natural = make_settings({**given, "data.partition": "natural"})
+    assert allot(natural, data)[4].tolist() == list(range(4, 120, 6))
+    shards = {**given, "data.partition": "shards", "data.min_examples": 3}
+    one = allot(make_settings({**shards, "data.shards": 1}), data)
+    assert max(len(set(y[part].tolist())) for part in one) <= 2
+    many = allot(make_settings({**shards, "data.shards": 20}), data)
+    assert min(len(set(y[part].tolist())) for part in many) == 3
+
+
+def test_as_many_examples_as_emnist_are_split_over_ten_thousand_clients() -> None:
+    labels = np.random.default_rng(0).integers(0, 62, 814_255)
+    data = fedspu.data.from_arrays(np.zeros((814_255, 1), dtype=np.float32), labels)
+    settings = make_settings({"model": "net", "clients.number": 10_000})
+    splits = divide(settings, data)
+    assert len(splits) == 10_000
 
 
 def test_examples_are_the_client_s_own() -> None:

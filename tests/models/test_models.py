@@ -13,7 +13,13 @@ INPUTS = {
     "emnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
     "speech": (1, 32, 32),
+    "audio": (1, 16000),
+    "mlp": (1, 28, 28),
+    "mobilenet": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+    "transformer": (3, 32, 32),
 }
+PAPER = ("cifar10", "digits", "emnist", "speech")  # and one that is shaped like them
 
 
 def num_values(model: nn.Module) -> int:
@@ -36,6 +42,11 @@ def test_as_many_values_travel_as_in_the_paper(model: nn.Module, values: int) ->
     assert num_values(model) == values
 
 
+def test_every_built_in_says_what_it_reads() -> None:
+    shapes = {name: maker.input_shape for name, maker in models.MODELS.items()}  # type: ignore[attr-defined]  # what the built-in ones have
+    assert shapes == INPUTS
+
+
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 @pytest.mark.parametrize("num_classes", [2, 17])
 def test_a_built_in_gives_one_score_per_class(name: str, num_classes: int) -> None:
@@ -43,7 +54,7 @@ def test_a_built_in_gives_one_score_per_class(name: str, num_classes: int) -> No
     assert scores.shape == (3, num_classes)
 
 
-@pytest.mark.parametrize("name", sorted(models.MODELS))
+@pytest.mark.parametrize("name", PAPER)
 def test_every_convolution_is_normalised_rectified_and_pooled(name: str) -> None:
     model = models.build(name, 10).eval()
     first, norm = model.get_submodule("conv1"), model.get_submodule("bn1")
@@ -102,7 +113,8 @@ def test_a_model_of_one_s_own_may_lie_in_a_package(here: Path) -> None:
     [
         (
             "digit",
-            r"one of cifar10, digits, emnist, speech, or .*\(did you mean digits\?\)$",
+            r"one of audio, cifar10, digits, emnist, mlp, mobilenet, resnet18, speech, "
+            r"transformer, or .*\(did you mean digits\?\)$",
         ),
         ("my_nets", r"or your own as package\.module:build$"),
         ("my_nets:", r"or your own as package\.module:build$"),

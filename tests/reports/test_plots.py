@@ -2,10 +2,18 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedspu.data.shares import Shares
 from fedspu.errors import SettingsError
-from fedspu.reports.plots import check_plot, plot_profile
+from fedspu.reports.plots import (
+    _bars,
+    _colors,
+    check_plot,
+    plot_profile,
+    plot_shares,
+)
 from tests.reports.measured import PROFILE
 
 
@@ -58,3 +66,41 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(SettingsError, match=r"plot\.png: cannot be written"):
         plot_profile(PROFILE, "a model", tmp_path / "nowhere" / "plot.png")
+
+
+def drawn_shares(shares: Shares, names: tuple[str, ...], path: Path) -> list[str]:
+    pytest.importorskip("matplotlib")
+    plot_shares(shares, names, "who has what", path)
+    return re.findall("<!-- (.*?) -->", path.read_text())
+
+
+def test_who_has_what_is_drawn_with_the_names_of_the_classes(tmp_path: Path) -> None:
+    shares = Shares(np.array([[80, 15, 5], [96, 4, 0]]))
+    drawn = drawn_shares(shares, ("cat", "dog", "bird"), tmp_path / "shares.svg")
+    texts = {"who has what", "client", "examples", "class", "cat", "dog", "bird"}
+    assert texts <= set(drawn)
+
+
+def test_many_classes_have_a_scale_and_many_clients_are_a_sample(
+    tmp_path: Path,
+) -> None:
+    shares = Shares(np.ones((5000, 62), dtype=np.int64))
+    drawn = drawn_shares(shares, (), tmp_path / "shares.svg")
+    assert "200 of 5,000 clients, evenly spaced" in drawn
+    assert {"0", "61", "class"} <= set(drawn)
+
+
+def test_bars_are_stacked_as_high_as_the_counts() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots()
+    _bars(axes, np.array([[3, 2], [0, 7]]))
+    lower, upper = (patch.get_data() for patch in axes.patches)
+    assert lower.values.tolist() == [3, 0, 0]  # the second is the gap between bars
+    assert upper.values.tolist() == [5, 0, 7]
+    assert np.asarray(upper.baseline).tolist() == [3, 0, 0]
+
+
+@pytest.mark.parametrize("num_classes", [1, 10, 11, 20, 21, 62])
+def test_every_class_has_a_colour_of_its_own(num_classes: int) -> None:
+    pytest.importorskip("matplotlib")
+    assert len({tuple(color) for color in _colors(num_classes)}) == num_classes

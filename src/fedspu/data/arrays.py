@@ -1,4 +1,7 @@
-"""The user's own examples: arrays x and y, from an .npz file or from memory."""
+"""The user's own examples: arrays x and y, from an .npz file or from memory.
+
+A third array, ``client``, may say whose each example is.
+"""
 
 import zlib
 from pathlib import Path
@@ -32,20 +35,25 @@ def read(file: Path) -> Dataset:
                 found = ", ".join(arrays.files) or "nothing"
                 raise DataError(f"{file} holds {found}; {WANTED}")
             x, y = arrays["x"], arrays["y"]
+            owners = arrays["client"] if "client" in arrays.files else None
     # Object arrays are a ValueError, damage is any of the others.
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read ({error}); {WANTED}") from None
-    return from_arrays(x, y, name=str(file))
+    return from_arrays(x, y, name=str(file), owners=owners)
 
 
 def from_arrays(
-    x: ArrayLike | Tensor, y: ArrayLike | Tensor, name: str = "arrays"
+    x: ArrayLike | Tensor,
+    y: ArrayLike | Tensor,
+    name: str = "arrays",
+    owners: ArrayLike | Tensor | None = None,
 ) -> Dataset:
     """The data set of arrays or tensors held in memory.
 
     In ``x``, uint8 is taken for pixels and divided by 255 (grey images get a channel
     axis), other integers for tokens and kept, floats for ready inputs and kept. The
-    classes are 0 to the largest label.
+    classes are 0 to the largest label. ``owners``, names or whole numbers, say whose
+    each example is; they are kept as 0, 1, … in sorted order.
     """
     labels = _labels(_array(y), name)
     dataset = Dataset(
@@ -53,6 +61,7 @@ def from_arrays(
         x=_examples(_array(x), name),
         y=labels,
         num_classes=int(labels.max()) + 1 if len(labels) > 0 else 0,
+        owners=None if owners is None else _owners(_array(owners), len(labels), name),
     )
     check(dataset)
     return dataset
@@ -102,3 +111,17 @@ def _labels(y: NDArray[np.generic], name: str) -> Tensor:
             "expected class numbers from 0 upwards"
         )
     return labels
+
+
+def _owners(owners: NDArray[np.generic], number: int, name: str) -> Tensor:
+    if owners.dtype.kind not in "iuUS":
+        raise DataError(
+            f"{name}: client holds {owners.dtype}; expected names or whole numbers"
+        )
+    if owners.shape != (number,):
+        raise DataError(
+            f"{name}: client has shape {owners.shape}; expected one for each of the "
+            f"{number} examples, ({number},)"
+        )
+    _, codes = np.unique(owners, return_inverse=True)
+    return torch.from_numpy(codes.astype(np.int64))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -36,7 +37,8 @@ class Dataset:
     be scaled when they are taken: large sets stay as small as their files. ``y`` is
     int64. ``classes`` are their names, ``owners`` who each example is from (a speaker,
     a writer), where that is known. ``defaults`` has dotted names of settings; what the
-    user sets goes before them.
+    user sets goes before them. ``sources`` are the files it came from, ``cache`` is the
+    folder of its decoded arrays, ``notes`` say what was left out, and why.
     """
 
     name: str
@@ -47,6 +49,9 @@ class Dataset:
     classes: tuple[str, ...] = ()
     owners: Tensor | None = None
     scaling: Scaling = field(default_factory=lambda: Scaling())
+    sources: tuple[Path, ...] = ()
+    cache: Path | None = None
+    notes: tuple[str, ...] = ()
 
     def take(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Some examples as a model takes them, and their labels."""

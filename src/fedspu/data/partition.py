@@ -1,20 +1,18 @@
 """Who gets which examples.
 
-A partition gives every example an owner, the client that holds it. Clients that then
-have too few are helped by the largest ones; no example is ever repeated or left out.
+A partition gives every example its client. Clients that then have too few are helped by
+the largest ones; no example is ever repeated or left out.
 """
 
-from collections.abc import Callable
 from math import isfinite
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedspu.data.kinds import PARTITIONS, Indices, Labels, Rng, Task
 from fedspu.errors import SettingsError
+from fedspu.settings import nearest
 
-Indices = NDArray[np.int64]
-Labels = NDArray[np.integer]
-Rng = np.random.Generator
+__all__ = ["PARTITIONS", "partition"]
 
 
 def partition(
@@ -24,43 +22,24 @@ def partition(
     alpha: float,
     min_examples: int,
     rng: Rng,
+    shards: int = 2,
+    owners: Labels | None = None,
 ) -> list[Indices]:
-    """Each client's examples, as sorted indices into ``labels``."""
+    """Each client's examples, as sorted indices into ``labels``.
+
+    ``shards`` is read by that kind alone, ``owners`` (whose each example is) by
+    `natural` alone.
+    """
     _refuse_impossible(len(labels), num_clients, kind, alpha, min_examples)
-    owners = PARTITIONS[kind](labels, num_clients, alpha, rng)
-    owners = _help_the_smallest(owners, num_clients, min_examples, rng)
+    if kind == "shards":
+        _refuse_small_shards(len(labels), num_clients, shards)
+    task = Task(labels, num_clients, alpha, shards, owners)
+    clients = PARTITIONS[kind](task, rng)
+    clients = _help_the_smallest(clients, num_clients, min_examples, rng)
 
-    by_owner = np.argsort(owners, kind="stable")
-    sizes = np.bincount(owners, minlength=num_clients)
-    return np.split(by_owner, np.cumsum(sizes)[:-1])
-
-
-def dirichlet_owners(
-    labels: Labels, num_clients: int, alpha: float, rng: Rng
-) -> Indices:
-    """Each class spread over the clients in proportions drawn from Dirichlet(alpha)."""
-    owners = np.empty(len(labels), dtype=np.int64)
-    by_class = np.argsort(labels, kind="stable")
-    _, firsts = np.unique(labels[by_class], return_index=True)
-    for examples in np.split(by_class, firsts[1:]):
-        ends = np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))
-        # Evenly spaced from a random start: fixed places would favour some clients
-        # wherever a class has fewer examples than there are clients.
-        places = (np.arange(len(examples)) + rng.random()) / len(examples)
-        # The last client's share ends at 1, whatever the sum was rounded to.
-        owners[rng.permutation(examples)] = np.searchsorted(ends[:-1], places)
-    return owners
-
-
-def iid_owners(labels: Labels, num_clients: int, alpha: float, rng: Rng) -> Indices:
-    """Equally many random examples for each client, give or take one."""
-    return rng.permutation(np.arange(len(labels)) % num_clients)
-
-
-PARTITIONS: dict[str, Callable[[Labels, int, float, Rng], Indices]] = {
-    "dirichlet": dirichlet_owners,
-    "iid": iid_owners,
-}
+    by_client = np.argsort(clients, kind="stable")
+    sizes = np.bincount(clients, minlength=num_clients)
+    return np.split(by_client, np.cumsum(sizes)[:-1])
 
 
 def _refuse_impossible(
@@ -68,7 +47,10 @@ def _refuse_impossible(
 ) -> None:
     if kind not in PARTITIONS:
         known = ", ".join(sorted(PARTITIONS))
-        raise SettingsError(f"data.partition = {kind!r}: expected one of {known}")
+        raise SettingsError(
+            f"data.partition = {kind!r}: expected one of {known}"
+            f"{nearest(kind, list(PARTITIONS))}"
+        )
     if not (alpha > 0 and isfinite(alpha)):
         raise SettingsError(f"data.alpha = {alpha}: expected a number above 0")
     if min_examples < 0:
@@ -86,23 +68,34 @@ def _refuse_impossible(
         )
 
 
+def _refuse_small_shards(num_examples: int, num_clients: int, shards: int) -> None:
+    if shards < 1:
+        raise SettingsError(f"data.shards = {shards}: expected 1 or more")
+    if num_clients * shards > num_examples:
+        raise SettingsError(
+            f"clients.number = {num_clients} with data.shards = {shards} makes "
+            f"{num_clients * shards} shards, but there are {num_examples} examples; "
+            "lower one of the two"
+        )
+
+
 def _help_the_smallest(
-    owners: Indices, num_clients: int, min_examples: int, rng: Rng
+    clients: Indices, num_clients: int, min_examples: int, rng: Rng
 ) -> Indices:
     """Move random examples of the largest clients to those below ``min_examples``."""
-    sizes = np.bincount(owners, minlength=num_clients)
+    sizes = np.bincount(clients, minlength=num_clients)
     wanted = np.maximum(min_examples - sizes, 0)
     if not wanted.any():
-        return owners
+        return clients
     given = _levelled(sizes, int(wanted.sum()))
 
     # The first given[k] of client k's examples, in random order, are moved.
-    by_owner = rng.permutation(len(owners))
-    by_owner = by_owner[np.argsort(owners[by_owner], kind="stable")]
-    rank = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    moved = by_owner[rank < given[owners[by_owner]]]
+    by_client = rng.permutation(len(clients))
+    by_client = by_client[np.argsort(clients[by_client], kind="stable")]
+    rank = np.arange(len(clients)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    moved = by_client[rank < given[clients[by_client]]]
 
-    helped = owners.copy()
+    helped = clients.copy()
     helped[rng.permutation(moved)] = np.repeat(np.arange(num_clients), wanted)
     return helped
 

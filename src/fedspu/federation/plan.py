@@ -136,16 +136,23 @@ def build_model(build: Build) -> nn.Module:
 def divide(settings: Settings, data: Dataset) -> tuple[Split, ...]:
     """Each client's train, validation and test examples; by seed and data alone."""
     labels = data.y.numpy()
-    shares = partition(
-        labels,
+    shares = allot(settings, data)
+    return tuple(
+        _split(settings, share, labels, client) for client, share in enumerate(shares)
+    )
+
+
+def allot(settings: Settings, data: Dataset) -> list[np.ndarray]:
+    """Each client's examples, as sorted positions; by seed and data alone."""
+    return partition(
+        data.y.numpy(),
         num_clients=settings.clients.number,
         kind=settings.data.partition,
         alpha=settings.data.alpha,
         min_examples=settings.data.min_examples,
         rng=stream(settings.seed, "partition"),
-    )
-    return tuple(
-        _split(settings, share, labels, client) for client, share in enumerate(shares)
+        shards=settings.data.shards,
+        owners=None if data.owners is None else data.owners.numpy(),
     )
 
 

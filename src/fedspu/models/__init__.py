@@ -1,4 +1,4 @@
-"""Models by name: the paper's, and the user's own as ``package.module:build``."""
+"""Models by name: built-in ones, and the user's own as ``package.module:build``."""
 
 import sys
 from collections.abc import Callable
@@ -10,18 +10,28 @@ from types import ModuleType
 from torch import nn
 
 from fedspu.errors import ModelError
+from fedspu.models.audio import AudioNet
 from fedspu.models.cifar import CIFARNet
 from fedspu.models.digits import DigitsNet
 from fedspu.models.emnist import EMNISTNet
+from fedspu.models.mlp import MLP
+from fedspu.models.mobilenet import MobileNet
+from fedspu.models.resnet import ResNet18
 from fedspu.models.speech import SpeechNet
+from fedspu.models.transformer import Transformer
 from fedspu.settings import nearest
 
 __all__ = [
+    "MLP",
     "MODELS",
+    "AudioNet",
     "CIFARNet",
     "DigitsNet",
     "EMNISTNet",
+    "MobileNet",
+    "ResNet18",
     "SpeechNet",
+    "Transformer",
     "build",
     "find",
 ]
@@ -31,6 +41,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "emnist": EMNISTNet,
     "cifar10": CIFARNet,
     "speech": SpeechNet,
+    # Not in the paper: to start from.
+    "audio": AudioNet,
+    "mlp": MLP,
+    "mobilenet": MobileNet,
+    "resnet18": ResNet18,
+    "transformer": Transformer,
 }
 """Built-in name -> what makes the model for a number of classes."""
 

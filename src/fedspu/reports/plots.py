@@ -1,16 +1,22 @@
 """Plots: the one place that imports matplotlib, and only once a plot is asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedspu.data.shares import Shares
 from fedspu.errors import SettingsError
 from fedspu.profile import Costs, Profile
 from fedspu.reports.profile import clock_of, unit_of
+from fedspu.reports.shares import sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -52,6 +58,85 @@ def plot_profile(profile: Profile, title: str, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small", framealpha=0.6)
+    _save(figure, path)
+
+
+def plot_shares(shares: Shares, names: Sequence[str], title: str, path: Path) -> None:
+    """Write who has what to a file: a bar for each client, a colour for each class."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    figure.suptitle(title)
+    sizes, mixes = figure.subplots(2, 1, sharex=True)
+    shown = sample(len(shares.sizes), MAX_BARS)
+    counts = shares.counts[shown]
+    totals = counts.sum(1, keepdims=True)
+    _bars(sizes, counts)
+    _bars(mixes, 100 * counts / np.maximum(totals, 1))
+    what = "client"
+    mixes.locator_params(axis="x", integer=True)
+    if len(shown) < len(shares.sizes):
+        what = f"{len(shown)} of {len(shares.sizes):,} clients, evenly spaced"
+        ticks = sample(len(shown), 11)
+        mixes.set_xticks(ticks, [f"{shown[i]:,}" for i in ticks])
+    sizes.set(ylabel="examples")
+    mixes.set(ylabel="% of the client's examples", ylim=(0, 100), xlabel=what)
+    for axes in (sizes, mixes):
+        axes.set_xlim(-0.5, len(shown) - 0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+    _class_key(figure, [sizes, mixes], counts.shape[1], names)
+    _save(figure, path)
+
+
+MAX_BARS = 200
+MAX_NAMES = 20
+
+
+def _bars(axes: "Axes", heights: NDArray[Any]) -> None:
+    """Stacked bars, a row of ``heights`` each; one outline for each class is quick."""
+    num_bars, num_classes = heights.shape
+    tops = np.cumsum(heights, axis=1)
+    # Every bar is followed by a gap, where all classes have no height.
+    edges = (np.arange(num_bars)[:, None] + [-0.42, 0.42]).ravel()
+    for c, color in enumerate(_colors(num_classes)):
+        top = np.zeros(2 * num_bars - 1)
+        bottom = np.zeros(2 * num_bars - 1)
+        top[::2], bottom[::2] = tops[:, c], tops[:, c] - heights[:, c]
+        axes.stairs(top, edges, baseline=bottom, fill=True, color=color, linewidth=0)
+
+
+def _colors(number: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    if number <= 20:
+        listed = colormaps["tab10" if number <= 10 else "tab20"]
+        return list(listed(np.arange(number)))
+    return list(colormaps["turbo"](np.linspace(0.02, 0.98, number)))
+
+
+def _class_key(
+    figure: "Figure", axes: "list[Axes]", num_classes: int, names: Sequence[str]
+) -> None:
+    """Which colour is which class: a legend of few classes, a scale of many."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+    from matplotlib.patches import Patch
+
+    colors = _colors(num_classes)
+    labels = list(names) or [str(number) for number in range(num_classes)]
+    if num_classes <= MAX_NAMES:
+        patches = [Patch(color=c, label=n) for c, n in zip(colors, labels, strict=True)]
+        figure.legend(handles=patches[::-1], loc="outside right center", title="class")
+        return
+    norm = BoundaryNorm(np.arange(num_classes + 1) - 0.5, num_classes)
+    scale = ScalarMappable(norm, ListedColormap(colors))
+    ticks = sample(num_classes, MAX_NAMES)
+    bar = figure.colorbar(scale, ax=axes, ticks=ticks, label="class", aspect=40)
+    bar.ax.set_yticklabels([labels[i] for i in ticks])
+    bar.ax.tick_params(which="minor", length=0)
+
+
+def _save(figure: "Figure", path: Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:

@@ -1,0 +1,125 @@
+"""The idx format of MNIST and its kin: numbers of bytes in a small big-endian header.
+
+Two zero bytes, a byte for the kind of number (8: unsigned bytes), a byte for how many
+axes there are, four bytes for the length of each axis, then the numbers. Files may be
+compressed (.gz), and may lie in a zip archive.
+"""
+
+import gzip
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+from zipfile import BadZipFile
+from zipfile import Path as ZipPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedspu.errors import DataError
+
+File = Path | ZipPath
+AnyFile = TypeVar("AnyFile", Path, ZipPath)
+Bytes = NDArray[np.uint8]
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+UNSIGNED_BYTES = 8
+CHUNK = 2**24
+DAMAGED = (OSError, EOFError, zlib.error, BadZipFile)
+"""What reading a damaged archive may raise."""
+
+
+def find_all(folder: AnyFile, names: Sequence[str]) -> list[AnyFile]:
+    """The files of these names, each compressed or not; none if none is there."""
+    found: list[AnyFile] = []
+    missing: list[str] = []
+    for name in names:
+        both = (folder / f"{name}.gz", folder / name)
+        here = [file for file in both if file.is_file()]
+        found += here[:1]
+        missing += [] if here else [name]
+    if found and missing:
+        raise DataError(
+            f"{folder}: {missing[0]}.gz is missing, though {found[0].name} is there; "
+            "put it there too"
+        )
+    return found
+
+
+def read_pairs(
+    files: Sequence[File], pixels: tuple[int, int], num_classes: int
+) -> tuple[list[Bytes], NDArray[np.int64]]:
+    """The images of each pair of files, and the labels of all, every count checked.
+
+    ``files`` are images, their labels, more images, their labels, and so on.
+    """
+    all_images, all_labels = [], []
+    for image_file, label_file in zip(files[::2], files[1::2], strict=True):
+        images, labels = read(image_file, axes=3), read(label_file, axes=1)
+        if images.shape[1:] != pixels:
+            raise _unfit(image_file, f"images of {_by(images.shape[1:])}", _by(pixels))
+        if len(labels) != len(images):
+            raise _unfit(
+                label_file,
+                f"{len(labels):,} labels",
+                f"{len(images):,}, one for each image in {image_file.name}",
+            )
+        if labels.max() >= num_classes:
+            found = f"the label {labels.max()}"
+            raise _unfit(label_file, found, f"labels from 0 to {num_classes - 1}")
+        all_images.append(images)
+        all_labels.append(labels)
+    return all_images, np.concatenate(all_labels).astype(np.int64)
+
+
+def read(file: File, axes: int) -> Bytes:
+    """The array of unsigned bytes in an idx file, which has so many axes."""
+    try:
+        with file.open("rb") as opened:
+            if not file.name.endswith(".gz"):
+                return _read(opened, file, axes)
+            with gzip.open(opened) as plain:
+                return _read(plain, file, axes)
+    except DAMAGED as error:
+        raise _unfit(file, f"damage ({error})", "a whole idx file") from None
+
+
+def _read(opened: _Readable, file: File, axes: int) -> Bytes:
+    header = opened.read(4 + 4 * axes)
+    magic = bytes([0, 0, UNSIGNED_BYTES, axes])
+    if not header:
+        raise _unfit(file, "nothing", f"an idx file, which begins {magic.hex()}")
+    if header[:4] != magic or len(header) < 4 + 4 * axes:
+        raise _unfit(file, f"a file that begins {header[:4].hex()}", magic.hex())
+    shape = struct.unpack(f">{axes}I", header[4:])
+    if 0 in shape:
+        raise _unfit(file, f"{_by(shape)} numbers", "at least one example")
+
+    try:
+        array = np.empty(shape, dtype=np.uint8)
+    except (MemoryError, ValueError):
+        raise _unfit(file, f"{_by(shape)} numbers", "what fits into memory") from None
+    flat, filled = array.reshape(-1), 0
+    while filled < flat.size and (chunk := opened.read(CHUNK)):
+        if filled + len(chunk) > flat.size:
+            break
+        flat[filled : filled + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
+        filled += len(chunk)
+    if filled < flat.size and not chunk:
+        raise _unfit(file, f"{filled:,} numbers, then its end", f"{flat.size:,}")
+    if filled < flat.size or opened.read(1):
+        raise _unfit(file, f"more than {_by(shape)} numbers", f"{flat.size:,}")
+    return array
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(f"{length:,}" for length in shape)
+
+
+def _unfit(file: File, found: str, expected: str) -> DataError:
+    return DataError(f"{file}: {found}; expected {expected}. Get the file anew")

@@ -1,0 +1,45 @@
+"""ResNet-18 for small images; it is not in the paper.
+
+He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
+"""
+
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedspu.models.conv_norm import conv_norm
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions of 3x3 beside a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = conv_norm(before, after, kernel_size=3, padding=1, stride=stride)
+        self.second = conv_norm(after, after, kernel_size=3, padding=1)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1:
+            self.shortcut = conv_norm(before, after, kernel_size=1, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps in, maps out."""
+        y = self.second(F.relu(self.first(x)))
+        return F.relu(y + self.shortcut(x))
+
+
+class ResNet18(nn.Sequential):
+    """ResNet-18 for colour images of 32x32 pixels: no stride and no pool in front."""
+
+    input_shape = (3, 32, 32)
+
+    def __init__(self, num_classes: int = 10) -> None:
+        layers: list[nn.Module] = [
+            conv_norm(3, 64, kernel_size=3, padding=1),
+            nn.ReLU(),
+        ]
+        for i, (before, after) in enumerate(pairwise((64, 64, 128, 256, 512))):
+            stride = 1 if i == 0 else 2
+            layers += [BasicBlock(before, after, stride), BasicBlock(after, after, 1)]
+        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)]
+        super().__init__(*layers, *head)

@@ -1,0 +1,133 @@
+"""What a data set holds, as numbers and as a table."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from fedspu.data import Dataset, Source
+from fedspu.data.fetch import compare
+from fedspu.reports.tables import size
+
+CHUNK = 512  # examples at a time: the whole may not fit into memory as floats
+
+
+def describe(dataset: Dataset, source: Source) -> dict[str, Any]:
+    """Counts, shape, mean and deviation of every example, and where it all came from.
+
+    Bytes are counted from 0 to 1, before they are scaled.
+    """
+    mean, deviation = _moments(dataset.x)
+    counts = torch.bincount(dataset.y, minlength=dataset.num_classes).tolist()
+    names = dataset.classes or tuple(map(str, range(dataset.num_classes)))
+    return {
+        "name": dataset.name,
+        "examples": len(dataset.y),
+        "official_examples": source.num_examples,
+        "classes": dataset.num_classes,
+        "shape": list(dataset.x.shape[1:]),
+        "kind": str(dataset.x.dtype).removeprefix("torch."),
+        "mean": mean,
+        "deviation": deviation,
+        "scaling": {
+            "mean": list(dataset.scaling.mean),
+            "deviation": list(dataset.scaling.deviation),
+        },
+        "examples_by_class": dict(zip(names, counts, strict=True)),
+        "owners": None if dataset.owners is None else len(dataset.owners.unique()),
+        "sources": [str(file) for file in dataset.sources],
+        "official": compare_sources(dataset.sources, source),
+        "cache": None if dataset.cache is None else str(dataset.cache),
+        "cache_bytes": _size_of(dataset.cache),
+        "notes": list(dataset.notes),
+    }
+
+
+def compare_sources(files: tuple[Path, ...], source: Source) -> str:
+    """Whether these are the very files that are published, in words."""
+    downloads = {download.name: download for download in source.downloads}
+    if not files or not all(file.name in downloads for file in files):
+        return "not compared: not the published files themselves"
+    for file in files:
+        problem = compare(file, downloads[file.name])
+        if problem:
+            return f"no: {file.name} has {problem}"
+    if not all(downloads[file.name].checksum for file in files):
+        return "not verified: the size is right, but no checksum is known"
+    return "yes: checksum verified"
+
+
+def class_table(found: dict[str, Any]) -> Table:
+    """How many examples each class has."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("class")
+    table.add_column("examples", justify="right")
+    for name, count in found["examples_by_class"].items():
+        table.add_row(name.replace("[", "\\["), f"{count:,}")
+    return table
+
+
+def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What ``describe`` found, in words: a title and a text at a time."""
+    examples, official = found["examples"], found["official_examples"]
+    differs = official is not None and examples != official
+    yield (
+        "examples",
+        f"{examples:,}" + (f" (official: {official:,})" if differs else ""),
+    )
+    yield "classes", f"{found['classes']}"
+    yield "shape", f"{' x '.join(map(str, found['shape']))}, {found['kind']}"
+    if found["mean"]:
+        yield "mean", _numbers(found["mean"])
+        yield "deviation", _numbers(found["deviation"])
+    if found["kind"] == "uint8":
+        scaling = found["scaling"]
+        yield (
+            "a model takes",
+            f"(x / 255 - {_numbers(scaling['mean'])}) / "
+            f"{_numbers(scaling['deviation'])}",
+        )
+    if found["owners"] is not None:
+        yield "owners", f"{found['owners']:,}"
+    sources = found["sources"]
+    if sources:
+        more = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
+        yield "from", f"{sources[0]}{more}"
+        yield "official files", found["official"]
+    if found["cache"]:
+        yield "decoded in", f"{found['cache']} ({size(found['cache_bytes'])})"
+    for note in found["notes"]:
+        yield "note", note
+
+
+def _moments(x: Tensor) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each channel; nothing for tokens."""
+    if x.dtype == torch.int64:
+        return [], []
+    total = squares = torch.zeros(1, dtype=torch.float64)
+    has_channels = x.dim() > 2
+    for part in x.split(CHUNK):
+        values = part.double() / (255 if x.dtype == torch.uint8 else 1)
+        # (channels, everything else), or one row of all
+        rows = values.transpose(0, 1).flatten(1) if has_channels else values.view(1, -1)
+        total = total + rows.sum(1)
+        squares = squares + rows.square().sum(1)
+    count = x.numel() / len(total)
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
+    return mean.tolist(), deviation.tolist()
+
+
+def _size_of(folder: Path | None) -> int | None:
+    if folder is None:
+        return None
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _numbers(values: list[float]) -> str:
+    shown = ", ".join(f"{value:.4g}" for value in values)
+    return f"({shown})" if len(values) > 1 else shown

@@ -11,6 +11,11 @@ The command line prints one of these as a single line and exits with 2.
 """
 
 
+def how_to_install(extra: str) -> str:
+    """What to type for a library that only some need."""
+    return f"pip install -c constraints.txt '.[{extra}]' in the folder of fedspu"
+
+
 class FedSPUError(Exception):
     """Base of all errors whose message alone tells the user what to do."""
 

@@ -282,7 +282,9 @@ def test_pillow_missing_comes_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(DataError, match=r"pip install 'fedspu\[images\]'$"):
+    with pytest.raises(
+        DataError, match=r"pip install .* '\.\[images\]' in the folder of fedspu$"
+    ):
         load_images(put(tmp_path, TWO))
 
 

@@ -58,7 +58,9 @@ def test_without_matplotlib_the_command_that_installs_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SettingsError, match=r"pip install 'fedspu\[plots\]'"):
+    with pytest.raises(
+        SettingsError, match=r"pip install .* '\.\[plots\]' in the folder of fedspu$"
+    ):
         check_plot(Path("plot.png"))
 
 

@@ -96,9 +96,7 @@ def convolution(func: Any, given: Arguments) -> Any:
     )
     if not is_batched:
         return out[0]
-    is_last = (
-        weight.how.is_truncated or not x.requires_grad
-    )  # no gradient passes further
+    is_last = weight.how.is_truncated or not x.requires_grad  # nothing passes on
     is_cut = bias.full is None or is_same(bias.span, outputs)
     return note(out, need=outputs) if is_last and is_cut else out
 

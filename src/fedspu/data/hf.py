@@ -20,7 +20,7 @@ from fedspu.data import pictures
 from fedspu.data.cache import Arrays, cache_place, cached
 from fedspu.data.dataset import Dataset, check
 from fedspu.data.listing import read, shown
-from fedspu.errors import DataError
+from fedspu.errors import DataError, how_to_install
 
 RECIPE = "hf, 1"
 """Changes whenever the arrays would."""
@@ -182,6 +182,6 @@ def _library() -> ModuleType:
     except ImportError:
         raise DataError(
             "reading a saved Hugging Face data set needs their datasets library; "
-            "install it with: pip install 'fedspu[hf]'"
+            f"install it with: {how_to_install('hf')}"
         ) from None
     return datasets  # type: ignore[no-any-return]  # it ships no type hints

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspu.data.listing import shown
-from fedspu.errors import DataError
+from fedspu.errors import DataError, how_to_install
 
 RECIPE = "images, 1"
 """Changes whenever the pixels would."""
@@ -106,6 +106,6 @@ def _library() -> ModuleType:
     except ImportError:
         raise DataError(
             "reading images needs the Pillow library; install it with: "
-            "pip install 'fedspu[images]'"
+            f"{how_to_install('images')}"
         ) from None
     return PIL

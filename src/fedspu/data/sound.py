@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspu.data.listing import shown
-from fedspu.errors import DataError
+from fedspu.errors import DataError, how_to_install
 
 RATE = 16_000
 
@@ -96,6 +96,6 @@ def _library() -> ModuleType:
     except (ImportError, OSError):  # OSError: without its libsndfile
         raise DataError(
             "reading sound needs the soundfile library; install it with: "
-            "pip install 'fedspu[audio]'"
+            f"{how_to_install('audio')}"
         ) from None
     return soundfile  # type: ignore[no-any-return]  # it ships no type hints

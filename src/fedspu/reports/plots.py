@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspu.data.shares import Shares
-from fedspu.errors import SettingsError
+from fedspu.errors import SettingsError, how_to_install
 from fedspu.profile import Costs, Profile
 from fedspu.reports.profile import clock_of, unit_of
 from fedspu.reports.shares import sample
@@ -32,7 +32,8 @@ def check_plot(path: Path) -> None:
         raise SettingsError(f"--plot {path}: {what}; expected a file to write to")
     if find_spec("matplotlib") is None:
         raise SettingsError(
-            f"--plot {path}: matplotlib is not installed; pip install 'fedspu[plots]'"
+            f"--plot {path}: matplotlib is not installed; install it with: "
+            f"{how_to_install('plots')}"
         )
 
 

@@ -69,7 +69,7 @@ def test_a_run_in_a_notebook_runs_as_written(tmp_path: Path) -> None:
     run_dir, build = tmp_path / "run", ConvNet
     x, y = examples()
     settings = {
-        "clients": {"number": 6, "per_round": 2},
+        "clients": {"number": 6, "per_round": 2, "capacities": [0.5, 1.0]},
         "rounds": 1,
         "train": {"epochs": 1, "batch_size": 8},
         "out": run_dir,

@@ -271,7 +271,7 @@ def interrupt_at_turn(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr("fedspu.engines.local.take_turn", turn)
+    monkeypatch.setattr("fedspu.engines.turns.take_turn", turn)
 
 
 @pytest.mark.usefixtures("nets")
@@ -360,7 +360,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         clients.append(request.client)
         return original(plan, model, request, memory)
 
-    monkeypatch.setattr("fedspu.engines.local.take_turn", turn)
+    monkeypatch.setattr("fedspu.engines.turns.take_turn", turn)
     return clients
 
 
@@ -652,12 +652,17 @@ def test_a_model_that_cannot_be_profiled(
 def test_the_methods_are_listed(command: Command) -> None:
     result = command("methods", "--json")
     assert result.code == 0
-    rows = {row["method"]: row for row in json.loads(result.out)}
-    assert set(rows) >= {"fedspu", "fedavg", "local"}
-    assert len(rows["local"]) == 6
+    rows = {(row["method"], row["reading"]): row for row in json.loads(result.out)}
+    assert len(rows) == len(json.loads(result.out))
+    assert rows.keys() >= {("fedspu", "paper"), ("fedavg", "paper"), ("local", "paper")}
+    assert rows.keys() >= {("fjord", "paper"), ("fjord", "original")}
+    # Name, reading, four answers, options, reference.
+    assert len(rows["local", "paper"]) == 8
+    assert rows["fedavg", "paper"]["options"] == "method.finetune"
     plain = command("methods")
     assert plain.code == 0
-    assert all(name in plain.out for name in rows)
+    assert all(name in plain.out for name, _ in rows)
+    assert "original reading" in plain.out
 
 
 @pytest.mark.parametrize("name", ["run", "compare", "neurons", "profile", "methods"])

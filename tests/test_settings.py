@@ -19,6 +19,9 @@ from fedspu.settings import (
 GOOD: dict[str, tuple[Any, Any]] = {
     # name: (the paper's value or ours where the paper has none, another good one)
     "method.name": ("fedspu", "local"),
+    "method.reading": (None, "original"),
+    "method.finetune": (0, 3),
+    "method.distillation": (False, True),
     "data.name": ("digits", "arrays:my.npz"),
     "data.dir": (None, "somewhere"),
     "data.partition": ("dirichlet", "iid"),
@@ -39,6 +42,8 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "train.gradient": ("exact", "truncated"),
     "train.saves": ("fast", "lean"),
     "train.cache": (0.0, 64.0),
+    "store.cache": (200.0, 0.0),
+    "workers": (None, 3),
     "early_stopping.on": (False, True),
     "early_stopping.blend": (0.7, 0.5),
     "early_stopping.patience": (1, 3),
@@ -120,7 +125,13 @@ def test_the_file_a_run_writes_gives_the_same_settings(
 
 def test_a_written_file_names_every_setting_that_has_a_value() -> None:
     written = dict(flatten(tomllib.loads(make().to_toml())))
-    assert set(GOOD) - set(written) == {"data.dir", "judge.clients", "out"}
+    assert set(GOOD) - set(written) == {
+        "method.reading",
+        "data.dir",
+        "judge.clients",
+        "out",
+        "workers",
+    }
 
 
 @given(
@@ -292,6 +303,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("train.saves", "little", "'fast' or 'lean'"),
     ("train.cache", -1, "greater than or equal to 0"),
     ("train.cache", float("inf"), "finite"),
+    ("store.cache", -1, "greater than or equal to 0"),
+    ("workers", 0, "greater than or equal to 1"),
+    ("workers", -2, "greater than or equal to 1"),
+    ("workers", 1.5, "integer"),
     ("early_stopping.on", "perhaps", "boolean"),
     ("early_stopping.blend", 0, "greater than 0"),
     ("early_stopping.blend", 1.5, "less than 1"),
@@ -303,6 +318,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("seed", 1.5, "integer"),
     ("model", 3, "string"),
     ("method.name", 3, "string"),
+    ("method.reading", "theirs", "'paper' or 'original'"),
+    ("method.reading", 1, "'paper' or 'original'"),
+    ("method.finetune", -1, "greater than or equal to 0"),
+    ("method.finetune", 1.5, "integer"),
+    ("method.distillation", "perhaps", "boolean"),
     ("out", 3, "path"),
 ]
 

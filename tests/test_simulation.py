@@ -301,7 +301,7 @@ def test_an_interrupted_turn_loses_that_round_alone(
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedspu.engines.local.take_turn", interrupted)
+        patch.setattr("fedspu.engines.turns.take_turn", interrupted)
         with pytest.raises(KeyboardInterrupt):
             in_folder(path)
     assert read_checkpoint(path).federation.round == 2
@@ -538,7 +538,7 @@ def test_a_run_that_fails_later_can_be_looked_at_and_resumed(
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedspu.engines.local.take_turn", fails)
+        patch.setattr("fedspu.engines.turns.take_turn", fails)
         with pytest.raises(FedSPUError):
             in_folder(tmp_path / "run")
     assert read_checkpoint(tmp_path / "run").federation.round == 1

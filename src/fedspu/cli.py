@@ -114,6 +114,13 @@ Set = Annotated[
         f"repeated. Those without a flag: {_OTHERS}.",
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that play clients; default: as many as cores. The same bits "
+        "whatever their number."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -198,7 +205,7 @@ def run(
     config: Config = None,
     set_: Set = None,
     method: Annotated[
-        str | None, typer.Option(help="fedspu, local, fedavg: see fedspu methods.")
+        str | None, typer.Option(help="fedspu, hermes, local …: see fedspu methods.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="digits, or your own: arrays:FILE.npz (x, y).")
@@ -226,14 +233,21 @@ def run(
         typer.Option(help="A client leaves once it no longer gains (Algorithm 2)."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="One seed, the same bits.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    workers: Workers = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; default: a new one in runs/.")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with an interrupted run; no other flag is needed."),
+        typer.Option(
+            help="Go on with an interrupted run; no other flag is needed but, if you "
+            "like, --workers."
+        ),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say at the end where the time went.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Play one federated run: live progress, a run folder, a short table.
@@ -254,7 +268,7 @@ def run(
     """
     from fedspu import simulation
     from fedspu.reports.display import Display
-    from fedspu.reports.tables import run_table
+    from fedspu.reports.tables import run_table, time_table
 
     flags = {
         "method": method,
@@ -275,6 +289,8 @@ def run(
         "out": out,
     }
     given = _given(config, set_, **flags)
+    if resume is None and workers is not None:
+        given["workers"] = workers
     if resume is not None and given:
         raise SettingsError(
             f"--resume goes on with the settings in {resume}/settings.toml; "
@@ -285,7 +301,7 @@ def run(
     path = resume if resume is not None else Path(given["out"])
     with Display("", is_quiet=as_json) as display, _saying_how_to_go_on(path):
         if resume is not None:
-            result = simulation.resume(resume, watch=display.watch)
+            result = simulation.resume(resume, watch=display.watch, workers=workers)
         else:
             result = simulation.simulate(given, watch=display.watch)
     if as_json:
@@ -293,6 +309,8 @@ def run(
         return
     console = Console(soft_wrap=True)
     console.print(run_table(result.summary))
+    if profile:
+        console.print(time_table(result.times, result.summary["workers"]))
     console.print(f"Results and models: {path}", markup=False)
     console.print(f"Next: {_suggest(result.summary, path)}", markup=False)
 
@@ -343,12 +361,17 @@ def _suggest(summary: dict[str, Any], path: Path) -> str:
 def compare(
     config: Config = None,
     methods: Annotated[
-        str, typer.Option(help="Names separated by commas: see fedspu methods.")
+        str,
+        typer.Option(
+            help="Names separated by commas: see fedspu methods. A reading or option "
+            "goes behind an @: fjord@original, fedavg@finetune=5."
+        ),
     ] = "fedspu,local",
     alphas: Annotated[
         str | None, typer.Option(help="Like 0.1,0.5,1; default: the experiment's own.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="Like 0,1,2.")] = "0,1,2",
+    workers: Workers = None,
     out: Annotated[Path, typer.Option(help="A folder for all the runs.")] = Path(
         "runs/compare"
     ),
@@ -363,13 +386,17 @@ def compare(
 
     fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
-    fedspu compare experiment.toml --methods fedspu,fedavg,local --alphas 0.1,1
+    fedspu compare experiment.toml --methods fedspu,hermes,local --alphas 0.1,1
+
+    fedspu compare --methods fjord,fjord@original,fedavg,fedavg@finetune=1
     """
     from fedspu import comparison, simulation
     from fedspu.reports.display import Display
     from fedspu.reports.tables import compare_rows, rich_table
 
     given = _given(config, set_)
+    if workers is not None:
+        given["workers"] = workers
     listed = _numbers(alphas, "--alphas")
     if listed is None:
         listed = [simulation.lay_out(given).settings.data.alpha]
@@ -566,23 +593,19 @@ def profile(
 
 @app.command()
 def methods(as_json: Json = False) -> None:
-    """List the methods: what each sends, trains, keeps and is judged by."""
-    from fedspu.methods import METHODS
-    from fedspu.reports.tables import rich_table
+    """List the methods: what each sends, trains, keeps and is judged by.
 
-    columns = ("the server sends", "a client trains", "it keeps", "it is judged by")
-    rows = [
-        {
-            "method": m.name,
-            **dict(zip(columns, m.in_words, strict=True)),
-            "from": m.reference,
-        }
-        for m in METHODS.values()
-    ]
+    A reading is what the FedSPU paper compares with (paper), or what the method's own
+    paper says (original): --set method.reading=original.
+    """
+    from fedspu.methods import READINGS
+    from fedspu.reports.methods import method_rows, method_table
+
+    rows = method_rows(READINGS)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    Console().print(rich_table(rows))
+    Console().print(method_table(rows))
 
 
 if __name__ == "__main__":

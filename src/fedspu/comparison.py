@@ -1,22 +1,27 @@
 """Many runs, one table: what ``fedspu compare`` calls."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedspu.errors import StorageError
+from fedspu.errors import SettingsError, StorageError
 from fedspu.federation.store import read_index
 from fedspu.reports.tables import compare_rows, markdown
-from fedspu.settings import Settings, flatten, read_toml
+from fedspu.settings import Settings, flatten, parse_override, read_toml
 from fedspu.simulation import Watch, lay_out, resume, simulate
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison."""
+    """One run of a comparison.
+
+    ``method`` is a name, maybe with its reading or options behind an @:
+    ``fjord@original``, ``fedavg@finetune=5``, ``fjord@original@distillation=true``.
+    """
 
     method: str
     alpha: float
@@ -26,7 +31,25 @@ class Cell:
     def name(self) -> str:
         """Its folder's name."""
         alpha = repr(self.alpha).removesuffix(".0")
-        return f"{self.method}-alpha-{alpha}-seed-{self.seed}"
+        method = re.sub(r"[^\w.]+", "-", self.method)
+        return f"{method}-alpha-{alpha}-seed-{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """What it sets, by dotted name."""
+        name, *options = self.method.split("@")
+        chosen: dict[str, Any] = {"method.name": name}
+        for option in options:
+            if option in ("paper", "original"):
+                chosen["method.reading"] = option
+            elif "=" in option:
+                key, value = parse_override(option)
+                chosen[f"method.{key}"] = value
+            else:
+                raise SettingsError(
+                    f"{self.method}: expected a reading (paper, original) or "
+                    f"option=value behind the @, like fedavg@finetune=5; got {option!r}"
+                )
+        return {**chosen, "data.alpha": self.alpha, "seed": self.seed}
 
 
 def compare(
@@ -61,11 +84,13 @@ def compare(
 def _settings(given: Mapping[str, Any], cell: Cell, out: Path) -> dict[str, Any]:
     return {
         **dict(flatten(given)),
-        "method.name": cell.method,
-        "data.alpha": cell.alpha,
-        "seed": cell.seed,
+        **cell.settings(),
         "out": str(out / cell.name),
     }
+
+
+SAME_BITS = {"out", "workers", "store.cache"}
+"""Settings that change nothing about a run's results."""
 
 
 def _check_same(path: Path, settings: Settings) -> None:
@@ -74,7 +99,7 @@ def _check_same(path: Path, settings: Settings) -> None:
         return
     before = dict(flatten(read_toml(path / "settings.toml")))
     wanted = dict(flatten(settings.model_dump(mode="json")))
-    for name in sorted((before.keys() | wanted.keys()) - {"out"}):
+    for name in sorted((before.keys() | wanted.keys()) - SAME_BITS):
         if before.get(name) != wanted.get(name):
             raise StorageError(
                 f"{path} was played with {name} = {before.get(name)}, and "

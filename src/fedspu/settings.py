@@ -30,6 +30,11 @@ class MethodSettings(Table):
     """Which algorithm is run."""
 
     name: str = "fedspu"
+    # What the FedSPU paper compares with, or what the method's own paper says; None:
+    # the first of the two that there is.
+    reading: Literal["paper", "original"] | None = None
+    finetune: Annotated[int, Field(ge=0)] = 0  # epochs, before fedavg is judged
+    distillation: bool = False  # in fjord's original reading
 
 
 class DataSettings(Table):
@@ -101,6 +106,12 @@ class NormSettings(Table):
     policy: Literal["aggregate", "local"] = "aggregate"
 
 
+class StoreSettings(Table):
+    """Where clients' own models are between rounds: on disk, and the latest in RAM."""
+
+    cache: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 200.0  # MB a process
+
+
 class JudgeSettings(Table):
     """How often, and on how many clients, what costs every client is judged."""
 
@@ -115,6 +126,7 @@ class Settings(Table):
     rounds: Count = 500
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
+    workers: Count | None = None  # processes that play clients; None: as many as cores
     out: Path | None = None
     method: MethodSettings = MethodSettings()
     data: DataSettings = DataSettings()
@@ -123,6 +135,7 @@ class Settings(Table):
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
     norm: NormSettings = NormSettings()
     judge: JudgeSettings = JudgeSettings()
+    store: StoreSettings = StoreSettings()
 
     def to_toml(self) -> str:
         """All that was used, as a file that `fedspu run` takes."""

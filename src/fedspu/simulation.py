@@ -1,23 +1,29 @@
 """Play a whole federated run on this machine: what ``fedspu run`` calls."""
 
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from time import perf_counter
+from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import nn
 
 from fedspu import models
 from fedspu.core.neurons import load_state
-from fedspu.core.types import State
+from fedspu.costs.room import room_here, room_needed
 from fedspu.data import Dataset, from_arrays, load
 from fedspu.engines.local import LocalEngine
+from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.errors import SettingsError
+from fedspu.federation.client import Memory, Which, ready_model
+from fedspu.federation.memories import Memories, Shelf
 from fedspu.federation.plan import Build, Plan, build_model, make_plan
 from fedspu.federation.run import Accuracies, RoundReport, play
 from fedspu.federation.server import Federation
@@ -26,11 +32,14 @@ from fedspu.federation.store import (
     RunFolder,
     read_checkpoint,
     read_global,
+    read_index,
     read_lines,
     read_personal,
 )
-from fedspu.methods import find_method
-from fedspu.reports.record import record_round, summarise
+from fedspu.federation.workspace import Workspace
+from fedspu.methods import choose_method
+from fedspu.reports.record import Clock, forget_peak, record_round, summarise
+from fedspu.reports.tables import size
 from fedspu.settings import DataSettings, Settings, flatten, make_settings, read_toml
 
 Watch = Callable[[Plan, RoundReport], None]
@@ -44,19 +53,24 @@ class Run:
     plan: Plan
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
+    times: list[dict[str, Any]]
     last: Checkpoint
 
     def personal_model(self, client: int) -> nn.Module:
         """The model this client would use now, ready, in eval mode."""
+        return self._model(client, "personal")
+
+    def global_model(self, client: int = 0) -> nn.Module:
+        """The server's model, ready, in eval mode.
+
+        As ``client`` would judge it: in heterofl norm statistics are a client's own.
+        """
+        return self._model(client, "global")
+
+    def _model(self, client: int, which: Which) -> nn.Module:
         _check_client(client, self.plan.num_clients)
         memory = self.last.memories.get(client)
-        own = (memory and memory.own) or self.plan.initial
-        state = self.plan.method.judge(self.last.federation.global_state, own)
-        return _ready(self.plan.build, state)
-
-    def global_model(self) -> nn.Module:
-        """The server's model, ready, in eval mode."""
-        return _ready(self.plan.build, self.last.federation.global_state)
+        return _ready(self.plan, self.last.federation, client, memory, which)
 
 
 def simulate(
@@ -73,16 +87,27 @@ def simulate(
     settings name. A run folder is written if the settings say where (``out``).
     """
     plan = lay_out(settings, model, data)
-    start = Checkpoint(Federation(0, plan.initial), Accuracies(), {})
+    _foresee(plan)
+    begin = Federation(0, plan.initial)
+    cache = 1e6 * plan.settings.store.cache
     if plan.settings.out is None:
+        shelf = Shelf(None)
+        if _num_workers(plan) > 1:
+            # Workers share what clients keep; it goes with the run.
+            room = TemporaryDirectory(prefix="fedspu-")
+            shelf = Shelf(Path(room.name), cache)
+            finalize(shelf, room.cleanup)
+        start = Checkpoint(begin, Accuracies(), Memories(shelf))
         return _play(plan, start, None, watch)
     folder = RunFolder.create(
         plan.settings.out,
         plan.settings.to_toml(),
         plan.initial,
         _fingerprint(plan.data),
+        cache,
     )
     try:
+        start = Checkpoint(begin, Accuracies(), Memories(folder.shelf))
         return _play(plan, start, folder, watch)
     except (Exception, KeyboardInterrupt):
         if folder.round == 0:  # nothing was computed, so nothing is left
@@ -98,14 +123,21 @@ def resume(
     model: Build | None = None,
     data: tuple[Any, Any] | None = None,
     watch: Watch | None = None,
+    workers: int | None = None,
 ) -> Run:
-    """Go on with an interrupted run, to the same bits as one never interrupted."""
+    """Go on with an interrupted run, to the same bits as one never interrupted.
+
+    With another number of ``workers``, if given: that changes nothing but the time.
+    """
     path = Path(run_dir)
     folder = RunFolder.open(path)
     try:
-        start = read_checkpoint(path)
         settings = {**read_toml(path / "settings.toml"), "out": str(path)}
+        if workers is not None:
+            settings["workers"] = workers
         plan = lay_out(settings, model, data)
+        folder.shelf.cache = 1e6 * plan.settings.store.cache
+        start = read_checkpoint(path, folder.shelf)
         folder.check_same(plan.initial, _fingerprint(plan.data))
         return _play(plan, start, folder, watch)
     finally:
@@ -113,22 +145,37 @@ def resume(
 
 
 def load_personal(
-    run_dir: Path | str, client: int, build: Build | None = None
+    run_dir: Path | str,
+    client: int,
+    build: Build | None = None,
+    data: tuple[Any, Any] | None = None,
 ) -> nn.Module:
     """The model that a client of a saved run would use now, ready, in eval mode.
 
     ``build`` makes the model; it can be left out for one that fedspu can find by name.
+    ``data`` are the arrays of a run that was given some; needed by methods whose models
+    are slices of the full one, or take a client's examples to be ready.
     """
     path = Path(run_dir)
-    own, global_state = read_personal(path, client), read_global(path)
+    memory, global_state = read_personal(path, client), read_global(path)
     given = read_toml(path / "settings.toml")
-    _check_client(client, int(given["clients"]["number"]))
-    judge = find_method(given["method"]["name"]).judge
+    settings = make_settings(given)
+    _check_client(client, settings.clients.number)
+    method = choose_method(settings.method)
+    is_made_ready = method.settle or method.adapts(settings.method)
+    if method.is_slim or method.remodel or is_made_ready:
+        plan = lay_out(given, build, data)
+        federation = Federation(read_index(path)["round"], global_state)
+        return _ready(plan, federation, client, memory, "personal")
     if build is None:
-        name, settings = given["model"], make_settings(given)
-        data = load(settings.data.name, settings.data.dir)
-        build = partial(models.build, name, data.num_classes)
-    return _ready(build, judge(global_state, own))
+        dataset = _dataset(dict(flatten(given)), data)
+        build = partial(models.build, settings.model, dataset.num_classes)
+    own = memory.own
+    state = own.state if own and method.judges_own else global_state
+    with torch.random.fork_rng():
+        model = build_model(build)
+    load_state(model, state)
+    return model.eval()
 
 
 def lay_out(
@@ -149,11 +196,20 @@ def lay_out(
     return make_plan(chosen, dataset, build)
 
 
+FROM_MEMORY = "arrays"
+"""The name of data that was given as arrays."""
+
+
 def _dataset(flat: Mapping[str, Any], data: tuple[Any, Any] | None) -> Dataset:
     if data is not None:
         return from_arrays(*data)
     folder = flat.get("data.dir")
     name = str(flat.get("data.name", DataSettings().name))
+    if name == FROM_MEMORY:
+        raise SettingsError(
+            "the run was given arrays and not a data set's name; give them again: "
+            "data=(x, y)"
+        )
     return load(name, Path(folder) if folder else None)
 
 
@@ -163,27 +219,98 @@ def _play(
     path = folder.path if folder else None
     rounds = read_lines(path, "rounds.jsonl") if path else []
     times = read_lines(path, "times.jsonl") if path else []
-    engine = LocalEngine(plan, start.memories)
-    federation, accuracies = start.federation, start.accuracies
-    with one_thread():
-        began = perf_counter()
+    forget_peak()
+    federation, accuracies, memories = (
+        start.federation,
+        start.accuracies,
+        start.memories,
+    )
+    saying = folder.saying_what_is_saved() if folder else nullcontext()
+    with one_thread(), saying, _engine(plan, memories) as engine:
+        clock = Clock(engine.num_workers)
         for report in play(plan, engine, federation, accuracies):
             federation, accuracies = report.federation, report.accuracies
-            ended = perf_counter()
-            lines = record_round(plan, report, ended - began)
-            began = ended
+            lines = record_round(plan, report, clock.round(report))
             rounds += lines["rounds.jsonl"]
             times += lines["times.jsonl"]
             if folder:
-                changed = {client: engine.memories[client] for client in report.answers}
+                changed = {k: memories.entries[k] for k in report.answers}
                 folder.save(federation, accuracies, changed, lines)
             if watch:
                 watch(plan, report)
-    summary = summarise(plan, federation, accuracies, rounds, times)
+    summary = summarise(plan, federation, accuracies, rounds, times, engine.num_workers)
     if folder:
         folder.finish(summary)
-    last = Checkpoint(federation, accuracies, engine.memories)
-    return Run(plan, summary, rounds, last)
+    last = Checkpoint(federation, accuracies, memories)
+    return Run(plan, summary, rounds, times, last)
+
+
+@contextmanager
+def _engine(plan: Plan, memories: Memories) -> Iterator[LocalEngine | WorkersEngine]:
+    """The engine that the settings ask for."""
+    number = _num_workers(plan)
+    engine: LocalEngine | WorkersEngine
+    if number == 1:
+        engine = LocalEngine(plan, memories)
+    else:
+        engine = WorkersEngine(plan, memories, number)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _num_workers(plan: Plan) -> int:
+    """How many processes play clients; says so if it is not what was asked for."""
+    asked, cores = plan.settings.workers, num_cores()
+    reason = ""
+    if not can_fork():
+        reason = "this system cannot fork"
+    elif plan.device.type != "cpu":
+        reason = f"clients are on {plan.device.type}"
+    if reason:
+        if asked is not None and asked > 1:
+            warnings.warn(f"workers = {asked}: one process, as {reason}", stacklevel=3)
+        return 1
+    if asked is not None and asked > cores:
+        warnings.warn(
+            f"workers = {asked}: more than the {cores} cores here; that is not quicker",
+            stacklevel=3,
+        )
+    return min(asked or cores, plan.settings.clients.per_round)
+
+
+def _foresee(plan: Plan) -> None:
+    """Say before a run begins that RAM or disk will be short."""
+    settings = plan.settings
+    reached = min(plan.num_clients, settings.rounds * settings.clients.per_round)
+    needed = room_needed(
+        model=sum(tensor.nbytes for tensor in plan.initial.values()),
+        num_kept=reached if plan.method.keeps_own else 0,
+        per_round=settings.clients.per_round,
+        num_workers=_num_workers(plan),
+        cache=1e6 * settings.store.cache,
+    )
+    here = room_here(settings.out)
+    if needed.disk > here.disk:
+        warnings.warn(
+            f"up to {size(needed.disk)} of disk for the models of {reached} clients, "
+            f"and {size(here.disk)} are free at {settings.out}; choose another --out",
+            stacklevel=3,
+        )
+    if needed.ram > here.ram:
+        warnings.warn(
+            f"about {size(needed.ram)} of RAM beside data and training steps, and "
+            f"{size(here.ram)} are free; lower --workers or store.cache",
+            stacklevel=3,
+        )
+
+
+def num_cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextmanager
@@ -208,8 +335,21 @@ def _check_client(client: int, number: int) -> None:
         raise SettingsError(f"client = {client}: expected 0 to {number - 1}")
 
 
-def _ready(build: Build, state: State) -> nn.Module:
-    with torch.random.fork_rng():
-        model = build_model(build)
-    load_state(model, state)
-    return model.eval()
+def _ready(
+    plan: Plan,
+    federation: Federation,
+    client: int,
+    memory: Memory | None,
+    which: Which,
+) -> nn.Module:
+    with one_thread():
+        bench = ready_model(
+            plan,
+            Workspace(plan),
+            federation.round,
+            client,
+            memory,
+            federation.global_state,
+            which,
+        )
+    return bench.model.eval()

@@ -292,3 +292,28 @@ def test_the_pool_is_torch_s_own_ties_included(size: tuple[int, int]) -> None:
     assert torch.equal(out, expected)
     assert x.grad is not None
     assert torch.equal(unpool(grad, masks, size), x.grad)
+
+
+class Counts(nn.Module):
+    """A net that counts its forward passes in training, in a buffer."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(16, 8), nn.Linear(8, 4)
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count += 1
+        scores: Tensor = self.fc2(self.fc1(x).relu())
+        return scores
+
+
+def test_looking_at_a_model_leaves_its_buffers_alone() -> None:
+    model = Counts()
+    count = model.count
+    find_chain(model.train())
+    assert model.count is count
+    assert int(count) == 0

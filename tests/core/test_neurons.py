@@ -57,6 +57,35 @@ def test_blocks_are_worked_out_by_hand() -> None:
     assert blocks["scale"] == ()
 
 
+def test_blocks_of_other_tensors_than_those_that_travel() -> None:
+    """As of buffers beside the stream: asked for by their shapes, and no others."""
+    table = replace(
+        HAND, groups=(replace(HAND.groups[0], axes=(*HAND.groups[0].axes, SHIFT)),)
+    )
+    active = {"a": torch.tensor([1])}
+    assert "shift" not in table.blocks(active)
+    blocks = table.blocks(active, {"shift": (2, 3), "count": (), "one": (3, 4)})
+    assert blocks.keys() == {"shift", "count", "one"}
+    assert blocks["count"] == ()
+    assert [None if w is None else w.tolist() for w in blocks["shift"]] == [None, [1]]
+    assert [None if w is None else w.tolist() for w in blocks["one"]] == [[1], None]
+    assert table.blocks(active, {}) == {}
+
+
+SHIFT = Axis("shift", 1)
+
+
+@given(cases())
+def test_asked_for_what_travels_blocks_are_as_ever(case: Case) -> None:
+    neurons, active = case.neurons, case.active
+    plain, asked = neurons.blocks(active), neurons.blocks(active, neurons.shapes)
+    assert plain.keys() == asked.keys()
+    for name, where in plain.items():
+        for one, other in zip(where, asked[name], strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or other is None or torch.equal(one, other)
+
+
 @given(cases())
 @settings(max_examples=60, deadline=None)
 def test_an_entry_is_in_the_blocks_if_all_the_neurons_it_connects_are_active(

@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedspu import (
     Active,
+    Axis,
     Blocks,
+    NeuronGroup,
     Neurons,
     choose_random,
     extract,
@@ -21,7 +25,8 @@ from fedspu import (
     stream,
 )
 from fedspu.core.attention import SlimAttention
-from fedspu.core.slim import slimmable
+from fedspu.core.slim import slim_neurons, slim_state, slimmable
+from fedspu.errors import ModelError
 from tests.core.cases import (
     Fn,
     loss_of,
@@ -35,6 +40,7 @@ from tests.core.cases import (
     shaken,
     with_zeros_outside,
 )
+from tests.core.tables import actives, same_state, tables
 from tests.zoo import ZOO, ZOO_BY_NAME, Entry, chain, noise, tokens
 
 SLIM = [
@@ -696,3 +702,157 @@ def test_layers_the_zoo_has_not_are_sliced_too(build: Build) -> None:
         model.get_parameter("conv.weight")
     )
     assert_same(slim(x), zeroed(model, neurons.blocks(active))(x))
+
+
+# The table of a slim model ------------------------------------------------------------
+
+
+def within(kept: Active, some: Active) -> Active:
+    """Some of the kept neurons, as the full model numbers them."""
+    return {name: kept[name][some[name]] for name in kept}
+
+
+def half_slim(neurons: Neurons, p: float, seed: int) -> Active:
+    """Random neurons that a slim model can have."""
+    return slimmable(neurons, random_active(neurons, p, seed))
+
+
+def hidden_sizes(neurons: Neurons) -> dict[str, int]:
+    return {group.name: group.size for group in neurons.groups}
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("p", [0.05, 0.4, 0.7, 1])
+def test_the_slim_table_is_that_of_the_slim_model(entry: Entry, p: float) -> None:
+    neurons, model = mapped(entry.name), random_model(entry)
+    active = half_slim(neurons, p, seed=3)
+    slim, table = slim_model(model, neurons, active), slim_neurons(neurons, active)
+    tensors = dict(slim.named_parameters()) | dict(slim.named_buffers())
+    assert table.shapes == {name: tuple(tensors[name].shape) for name in table.shapes}
+    assert table.shapes.keys() == neurons.shapes.keys()
+    assert hidden_sizes(table) == {name: len(kept) for name, kept in active.items()}
+    for group, full in zip(table.groups, neurons.groups, strict=True):
+        assert (group.permutable, group.slim) == (full.permutable, full.slim)
+        assert [(a.tensor, a.dim) for a in group.axes] == [
+            (a.tensor, a.dim) for a in full.axes
+        ]
+        for axis in group.axes:  # also of buffers that do not travel
+            places = axis.positions(group.size)
+            assert int(places.max()) < tensors[axis.tensor].shape[axis.dim]
+    assert table.statistics == neurons.statistics
+    assert table.norm_tensors == neurons.norm_tensors
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda entry: entry.name)
+@pytest.mark.parametrize(("p", "q"), [(0.7, 0.5), (0.5, 0.05), (1, 0.6), (0.6, 1)])
+def test_slimming_a_slim_model_is_slimming_once(
+    entry: Entry, p: float, q: float
+) -> None:
+    neurons, model = mapped(entry.name), random_model(entry).eval()
+    first = half_slim(neurons, p, seed=1)
+    table = slim_neurons(neurons, first)
+    second = half_slim(table, q, seed=2)
+    both = within(first, second)
+
+    twice = slim_model(slim_model(model, neurons, first), table, second)
+    once = slim_model(model, neurons, both)
+    assert same_state(state_of(twice), state_of(once))
+    x = random_input(entry)
+    assert_same(run(twice, x), run(once, x))
+    assert slim_neurons(table, second) == slim_neurons(neurons, both)
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("p", [0.05, 0.5, 1])
+def test_a_slim_state_is_the_state_of_the_slim_model(entry: Entry, p: float) -> None:
+    neurons, model = mapped(entry.name), random_model(entry)
+    active = half_slim(neurons, p, seed=4)
+    expected = state_of(slim_model(model, neurons, active))
+    found = slim_state(state_of(model), neurons, active)
+    assert same_numbers(found, expected)
+    load_state(slim_model(model, neurons, active), found)
+
+
+def same_numbers(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(
+        a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
+    )
+
+
+def test_a_slim_state_has_no_tensor_of_the_full_one() -> None:
+    entry, neurons = ZOO_BY_NAME["vgg"], mapped("vgg")
+    state = state_of(entry.build())
+    for active in (neurons.everything(), random_active(neurons, 0.5)):
+        found = slim_state(state, neurons, active)
+        mine = {tensor.data_ptr() for tensor in state.values()}
+        assert not mine & {tensor.data_ptr() for tensor in found.values()}
+
+
+def test_a_slim_table_worked_out_by_hand() -> None:
+    # Along t, one after the other: a position of nobody, a's 3 neurons of two positions
+    # each, b's 2 neurons in three copies, two apart, and another of nobody.
+    neurons = Neurons(
+        groups=(
+            NeuronGroup("a", 3, (Axis("t", 0, repeat=2, offset=1), Axis("u", 0))),
+            NeuronGroup("b", 2, (Axis("t", 0, offset=7, copies=3, stride=2),)),
+        ),
+        shapes={"t": (14, 5), "u": (3,)},
+    )
+    table = slim_neurons(neurons, {"a": torch.tensor([0, 2]), "b": torch.tensor([1])})
+    assert table.shapes == {"t": (9, 5), "u": (2,)}
+    assert [group.axes for group in table.groups] == [
+        (Axis("t", 0, repeat=2, offset=1), Axis("u", 0)),
+        (Axis("t", 0, offset=5, copies=3, stride=1),),
+    ]
+
+
+def test_copies_that_would_end_up_unevenly_spaced_are_refused_by_name() -> None:
+    # a a b b a a . . a a: without one of b, the copies of a are 3 and 4 apart.
+    neurons = Neurons(
+        groups=(
+            NeuronGroup("a", 2, (Axis("t", 0, copies=3, stride=4),)),
+            NeuronGroup("b", 2, (Axis("t", 0, offset=2),)),
+        ),
+        shapes={"t": (10,)},
+    )
+    with pytest.raises(ModelError, match=r"^a: .*unevenly along axis 0 of t"):
+        slim_neurons(neurons, {"a": torch.arange(2), "b": torch.tensor([1])})
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_slimming_twice_is_slimming_once_for_any_table(data: st.DataObject) -> None:
+    """Repeats, offsets, copies and strides; several groups side by side, gaps."""
+    neurons = data.draw(tables())
+    first = data.draw(actives(neurons))
+    table = slim_neurons(neurons, first)
+    second = data.draw(actives(table))
+    both = within(first, second)
+    again = slim_neurons(table, second)
+    assert again.shapes == slim_neurons(neurons, both).shapes
+
+    # Every entry has a number of its own: the same ones are left either way.
+    state = {
+        name: torch.arange(torch.Size(shape).numel()).view(shape).double()
+        for name, shape in neurons.shapes.items()
+    }
+    small = slim_state(state, neurons, first)
+    assert {name: tuple(t.shape) for name, t in small.items()} == table.shapes
+    assert same_numbers(
+        slim_state(small, table, second), slim_state(state, neurons, both)
+    )
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_neuron_of_a_slim_table_has_the_entries_it_had(data: st.DataObject) -> None:
+    neurons = data.draw(tables())
+    active = data.draw(actives(neurons))
+    table = slim_neurons(neurons, active)
+    for full, slim in zip(neurons.groups, table.groups, strict=True):
+        for before, after in zip(full.axes, slim.axes, strict=True):
+            size = neurons.shapes[before.tensor][before.dim]
+            left = neurons.active_along(active, before.tensor, before.dim, size)
+            numbers = torch.arange(size) if left is None else left
+            kept = before.positions(full.size)[active[full.name]]
+            assert torch.equal(numbers[after.positions(slim.size)], kept)

@@ -217,3 +217,116 @@ def test_an_optimizer_is_made_by_its_name(name: str) -> None:
 def test_an_unknown_optimizer_is_refused_with_those_there_are() -> None:
     with pytest.raises(SettingsError, match=r"'sdg': expected one of adam, adamw, sgd"):
         make_optimizer([torch.zeros(2)], Recipe(optimizer="sdg"))
+
+
+# A loss of one's own, and a look at gradients -----------------------------------------
+
+
+def test_a_loss_of_one_s_own_is_what_is_minimised_and_returned() -> None:
+    model, (x, y) = mlp(), data(9)
+    plain = copy.deepcopy(model)
+
+    def smoothed(scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores, labels, label_smoothing=0.3)
+
+    recipe = Recipe(epochs=2, batch_size=4, lr=0.1)
+    neurons = map_neurons(model, x)
+    active = neurons.everything()
+    loss = train(model, neurons, active, x, y, recipe, rng(3), loss_of=smoothed)
+
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    order, total = rng(3), 0.0
+    for _ in range(2):
+        for batch in list(batches(9, 4, order)):
+            optimizer.zero_grad()
+            by_hand = smoothed(plain(x[batch]), y[batch])
+            by_hand.backward()
+            optimizer.step()
+            total += by_hand.item() * len(batch)
+    assert loss == pytest.approx(total / 18, rel=1e-12)
+    trained = state_of(model)
+    assert all(
+        torch.allclose(trained[name], values, rtol=0, atol=1e-12)
+        for name, values in state_of(plain).items()
+    )
+
+
+def test_without_a_loss_of_one_s_own_it_is_the_cross_entropy() -> None:
+    found = []
+    for given_loss in ({}, {"loss_of": F.cross_entropy}):
+        torch.manual_seed(0)
+        model, (x, y) = mlp(), data(9)
+        neurons = map_neurons(model, x)
+        given_values: dict[str, Any] = dict(given_loss)
+        loss = train(
+            *(model, neurons, {"fc1": torch.arange(4)}, x, y),
+            Recipe(epochs=2, batch_size=4),
+            rng(3),
+            **given_values,
+        )
+        found.append((loss, state_of(model)))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(v, found[1][1][n]) for n, v in found[0][1].items())
+
+
+def test_a_loss_of_one_s_own_that_is_not_finite_is_an_error() -> None:
+    model, (x, y) = mlp(), data(6)
+    neurons = map_neurons(model, x)
+    with pytest.raises(TrainingError, match="the training loss is nan"):
+        train(
+            *(model, neurons, neurons.everything(), x, y, Recipe(), rng()),
+            loss_of=lambda scores, labels: scores.sum() * float("nan"),
+        )
+
+
+def test_after_each_backward_pass_the_batch_s_gradients_are_there() -> None:
+    """Before the step, with all neurons active under the parameters' own names."""
+    model, (x, y) = mlp(), data(9)
+    plain = copy.deepcopy(model)
+    neurons = map_neurons(model, x)
+    seen: list[dict[str, Tensor]] = []
+
+    def look() -> None:
+        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        seen.append({name: grad.clone() for name, grad in found.items()})
+
+    recipe = Recipe(epochs=2, batch_size=4, lr=0.1)
+    active = neurons.everything()
+    train(model, neurons, active, x, y, recipe, rng(3), after_backward=look)
+
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    order, expected = rng(3), []
+    for _ in range(2):
+        for batch in list(batches(9, 4, order)):
+            optimizer.zero_grad()
+            F.cross_entropy(plain(x[batch]), y[batch]).backward()
+            expected.append({n: p.grad for n, p in plain.named_parameters()})
+            optimizer.step()
+            plain = copy.deepcopy(plain)  # the next gradients have tensors of their own
+            optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    assert len(seen) == len(expected) == 4
+    for mine, by_hand in zip(seen, expected, strict=True):
+        assert mine.keys() == by_hand.keys()
+        for name, grad in by_hand.items():
+            assert grad is not None
+            assert torch.allclose(mine[name], grad, rtol=0, atol=1e-12)
+
+
+def test_a_look_at_gradients_changes_nothing() -> None:
+    found = []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        model, (x, y) = mlp(), data(9)
+        neurons = map_neurons(model, x)
+        count: list[int] = []
+        given_values: dict[str, Any] = {}
+        if looks:
+            given_values["after_backward"] = lambda seen=count: seen.append(1)
+        recipe = Recipe(epochs=3, batch_size=4, optimizer="adam")
+        train(
+            *(model, neurons, {"fc1": torch.tensor([1, 5])}, x, y, recipe, rng(3)),
+            **given_values,
+        )
+        assert len(count) == (6 if looks else 0)  # three epochs of 4 and 5 examples
+        found.append(state_of(model))
+    assert all(torch.equal(values, found[1][n]) for n, values in found[0].items())

@@ -1,17 +1,20 @@
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
+import fedspu.methods.method as method_module
 from fedspu.core.training import train
-from fedspu.engines import local
+from fedspu.engines import turns
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import TrainingError
 from fedspu.federation import client as client_module
 from fedspu.federation.messages import Request, pack_reply, pack_request
 from fedspu.federation.plan import Plan
+from fedspu.federation.run import Answer
 from fedspu.federation.server import Federation, build_request
+from fedspu.federation.workspace import Workspace
 from tests.federation.cases import bits, plan_for, same_bits
 
 
@@ -20,9 +23,16 @@ def requests(plan: Plan, *clients: int, t: int = 1) -> dict[int, Request]:
     return {client: build_request(federation, plan, t, client) for client in clients}
 
 
+def exchanged(
+    engine: LocalEngine, requests: Mapping[int, Request]
+) -> dict[int, Answer]:
+    return dict(engine.exchange(requests))
+
+
 def test_bytes_are_counted_as_serialised() -> None:
     plan = plan_for(early_stopping=True)
-    for client, answer in LocalEngine(plan).exchange(requests(plan, 0, 3, 5)).items():
+    answers = exchanged(LocalEngine(plan), requests(plan, 0, 3, 5))
+    for client, answer in answers.items():
         request = requests(plan, client)[client]
         down = pack_request(plan, request)
         up = pack_reply(plan, answer.reply, request.offer)
@@ -38,7 +48,7 @@ def test_bytes_are_counted_as_serialised() -> None:
 
 def test_a_method_without_exchange_sends_no_values() -> None:
     plan = plan_for(method="local")
-    answers = LocalEngine(plan).exchange(requests(plan, 0, 3))
+    answers = exchanged(LocalEngine(plan), requests(plan, 0, 3))
     assert {a.cost.bytes_down + a.cost.bytes_up for a in answers.values()} == {0}
     assert all(a.reply.payload == {} for a in answers.values())
 
@@ -46,27 +56,27 @@ def test_a_method_without_exchange_sends_no_values() -> None:
 def test_the_order_of_requests_does_not_matter() -> None:
     plan = plan_for()
     one, other = LocalEngine(plan), LocalEngine(plan)
-    first = one.exchange(requests(plan, 0, 3, 5))
-    second = other.exchange(requests(plan, 5, 0, 3))
+    first = exchanged(one, requests(plan, 0, 3, 5))
+    second = exchanged(other, requests(plan, 5, 0, 3))
     for client in (0, 3, 5):
         assert same_bits(first[client].reply.payload, second[client].reply.payload)
         mine, its = one.memories[client].own, other.memories[client].own
         assert mine is not None
         assert its is not None
-        assert same_bits(mine, its)
+        assert same_bits(mine.state, its.state)
 
 
 def test_a_client_s_turn_does_not_depend_on_who_else_takes_part() -> None:
     plan = plan_for()
-    alone = LocalEngine(plan).exchange(requests(plan, 3))[3]
-    among = LocalEngine(plan).exchange(requests(plan, 0, 1, 2, 3))[3]
+    alone = exchanged(LocalEngine(plan), requests(plan, 3))[3]
+    among = exchanged(LocalEngine(plan), requests(plan, 0, 1, 2, 3))[3]
     assert same_bits(alone.reply.payload, among.reply.payload)
 
 
 def test_no_memory_changes_if_one_client_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_for()
     engine = LocalEngine(plan)
-    engine.exchange(requests(plan, 0, 1))
+    exchanged(engine, requests(plan, 0, 1))
     before = dict(engine.memories)
     turns = iter([True, False])
 
@@ -75,11 +85,11 @@ def test_no_memory_changes_if_one_client_fails(monkeypatch: pytest.MonkeyPatch) 
             raise TrainingError("the training loss is nan")
         return train(*args)
 
-    monkeypatch.setattr(client_module, "train", fails_second)
+    monkeypatch.setattr(method_module, "train", fails_second)
     with pytest.raises(TrainingError, match="round 2, client 3: the training loss"):
-        engine.exchange(requests(plan, 0, 3, t=2))
+        exchanged(engine, requests(plan, 0, 3, t=2))
     assert engine.memories.keys() == before.keys()
-    assert all(engine.memories[k] is before[k] for k in before)
+    assert all(engine.memories[k].own is before[k].own for k in before)
 
 
 def test_what_a_client_gets_and_gives_has_crossed_as_bytes(
@@ -91,13 +101,13 @@ def test_what_a_client_gets_and_gives_has_crossed_as_bytes(
     seen: list[Any] = []
     original = client_module.take_turn
 
-    def spied(plan: Plan, model: nn.Module, received: Request, memory: Any) -> Any:
-        reply, memory = original(plan, model, received, memory)
+    def spied(plan: Plan, place: Workspace, received: Request, memory: Any) -> Any:
+        reply, memory = original(plan, place, received, memory)
         seen.extend([received, reply, memory])
         return reply, memory
 
-    monkeypatch.setattr(local, "take_turn", spied)
-    answer = LocalEngine(plan).exchange({5: request})[5]
+    monkeypatch.setattr(turns, "take_turn", spied)
+    answer = exchanged(LocalEngine(plan), {5: request})[5]
     received, reply, memory = seen
     assert received is not request
     assert answer.reply is not reply
@@ -105,22 +115,23 @@ def test_what_a_client_gets_and_gives_has_crossed_as_bytes(
         for tensor in (*request.payload.values(), *answer.reply.payload.values()):
             tensor.zero_()
     assert float(received.payload["fc.weight"].abs().sum()) > 0
-    assert float(memory.own["fc.weight"].abs().sum()) > 0
+    assert float(memory.own.state["fc.weight"].abs().sum()) > 0
 
 
 def test_judging_scores_each_client_s_own_model_on_its_own_test_part() -> None:
     plan = plan_for(train__epochs=8)
     engine = LocalEngine(plan)
-    engine.exchange(requests(plan, 5))
+    exchanged(engine, requests(plan, 5))
     by_hand = plan.build()
+    elsewhere = {name: tensor + 1 for name, tensor in plan.initial.items()}
     for client in (4, 5):
         memory = engine.memories.get(client)
-        state = plan.initial if memory is None else memory.own
-        assert state is not None
-        by_hand.load_state_dict(state)
+        own = None if memory is None else memory.own
+        assert (own is None) == (client == 4)
+        by_hand.load_state_dict(plan.initial if own is None else own.state)
         x, y = plan.examples(client, "test")
         right = (by_hand.eval()(x).argmax(1) == y).float().mean().item()
-        score = engine.judge([client], None)[client]
+        score = engine.judge([client], Federation(1, elsewhere), "personal")[client]
         assert score.accuracy == pytest.approx(right)
 
 
@@ -128,6 +139,8 @@ def test_an_engine_moves_no_global_generator() -> None:
     plan = plan_for()
     before = torch.get_rng_state()
     engine = LocalEngine(plan)
-    engine.exchange(requests(plan, 0))
-    engine.judge([0, 1], None)
+    exchanged(engine, requests(plan, 0))
+    federation = Federation(1, plan.initial)
+    engine.judge([0, 1], federation, "personal")
+    engine.judge([0, 1], federation, "global")
     assert torch.equal(torch.get_rng_state(), before)

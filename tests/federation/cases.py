@@ -27,6 +27,7 @@ from fedspu.simulation import lay_out
 CLASSES = 3
 
 SMALL: dict[str, Any] = {
+    "workers": 1,
     "clients.number": 6,
     "clients.per_round": 3,
     "clients.capacities": [0.3, 0.5, 1.0],
@@ -142,7 +143,7 @@ class Played:
         """A client's own model as it stands."""
         own = self.engine.memories[client].own
         assert own is not None
-        return own
+        return own.state
 
 
 def play_all(plan: Plan) -> Played:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedspu.methods.method as method_module
 from fedspu import State
 from fedspu.core.evaluation import Score
 from fedspu.errors import TrainingError
@@ -14,6 +15,8 @@ from fedspu.federation.client import Memory, judge, take_turn
 from fedspu.federation.messages import Request
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation, build_request
+from fedspu.federation.workspace import Workspace
+from fedspu.methods.method import Held
 from fedspu.simulation import Run
 from tests.federation.cases import (
     ConvNet,
@@ -69,10 +72,10 @@ def test_a_turn_is_the_slow_one(client: int, recipe: dict[str, Any]) -> None:
     )
     federation = Federation(t - 1, global_state, met=frozenset({client}))
     request = build_request(federation, plan, t, client)
-    reply, memory = take_turn(plan, plan.build(), request, Memory(own, (9.0,)))
+    reply, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own), (9.0,)))
 
     assert memory.own is not None
-    assert distance(memory.own, expected) < 1e-12
+    assert distance(memory.own.state, expected) < 1e-12
     assert reply.train_loss == pytest.approx(train_loss, rel=1e-12)
     assert reply.val_loss == pytest.approx(val_loss, rel=1e-12)
     assert memory.losses[0] == 9.0
@@ -92,25 +95,27 @@ def test_frozen_entries_are_the_client_s_own_bit_for_bit(optimizer: str) -> None
     request = build_request(Federation(0, global_state), plan, 1, 0)
     assert request.offer is not None
     one, two = (set(request.offer.active[n].tolist()) for n in ("conv1", "conv2"))
-    _, memory = take_turn(plan, plan.build(), request, Memory(own))
+    _, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own)))
     assert memory.own is not None
     for name, inside in masks(one, two).items():
         if not name.endswith(("running_mean", "running_var")):
             frozen = ~inside.bool()
-            assert torch.equal(memory.own[name][frozen], own[name][frozen]), name
-            assert not torch.equal(memory.own[name], own[name]), name
+            assert torch.equal(memory.own.state[name][frozen], own[name][frozen]), name
+            assert not torch.equal(memory.own.state[name], own[name]), name
 
 
 def test_frozen_channels_statistics_go_on_following_local_data() -> None:
     plan = plan_for()
     global_state, own = turn_inputs(plan)
     request = build_request(Federation(0, global_state), plan, 1, 0)
-    _, memory = take_turn(plan, plan.build(), request, Memory(own))
+    _, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own)))
     assert memory.own is not None
     for name in ("bn1.running_mean", "bn1.running_var", "bn2.running_mean"):
-        assert (memory.own[name] != own[name]).all()
+        assert (memory.own.state[name] != own[name]).all()
     # Two epochs of 3 to 5 batches each.
-    count = int(memory.own["bn1.num_batches_tracked"] - own["bn1.num_batches_tracked"])
+    count = int(
+        memory.own.state["bn1.num_batches_tracked"] - own["bn1.num_batches_tracked"]
+    )
     assert count == 2 * -(-(len(plan.splits[0].train) - 1) // 4)
 
 
@@ -118,42 +123,44 @@ def test_under_the_local_norm_policy_norms_start_from_the_client_s_own() -> None
     plan = plan_for(norm__policy="local", train__lr=0.0, clients__capacities=[1.0])
     global_state, own = turn_inputs(plan)
     request = build_request(Federation(0, global_state), plan, 1, 0)
-    reply, memory = take_turn(plan, plan.build(), request, Memory(own))
+    reply, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own)))
     assert memory.own is not None
-    assert torch.equal(memory.own["bn1.weight"], own["bn1.weight"])
-    assert torch.equal(memory.own["conv1.weight"], global_state["conv1.weight"])
+    assert torch.equal(memory.own.state["bn1.weight"], own["bn1.weight"])
+    assert torch.equal(memory.own.state["conv1.weight"], global_state["conv1.weight"])
     assert not any(name.startswith("bn") for name in reply.payload)
 
 
 def test_the_workspace_s_earlier_content_does_not_matter() -> None:
     plan = plan_for()
     request = build_request(Federation(0, plan.initial), plan, 1, 1)
-    clean, dirty = plan.build(), plan.build().eval()
+    clean, dirty = Workspace(plan), Workspace(plan)
+    model = dirty.full.model.eval()
     with torch.no_grad():
-        for tensor in (*dirty.parameters(), *dirty.buffers()):
+        for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(7)
     first = take_turn(plan, clean, request, None)
     second = take_turn(plan, dirty, request, None)
     assert first[1].own is not None
     assert second[1].own is not None
-    assert same_bits(first[1].own, second[1].own)
+    assert same_bits(first[1].own.state, second[1].own.state)
     assert first[0].train_loss == second[0].train_loss
 
 
 def test_memory_and_reply_share_no_tensor_with_the_workspace_or_the_request() -> None:
     plan = plan_for(clients__capacities=[1.0])
-    workspace = plan.build()
+    workspace = Workspace(plan)
     request = build_request(Federation(0, plan.initial), plan, 1, 1)
     reply, memory = take_turn(plan, workspace, request, None)
     assert memory.own is not None
-    before = {name: tensor.clone() for name, tensor in memory.own.items()}
+    before = {name: tensor.clone() for name, tensor in memory.own.state.items()}
     sent = {name: tensor.clone() for name, tensor in reply.payload.items()}
     with torch.no_grad():
-        for tensor in (*workspace.parameters(), *workspace.buffers()):
+        model = workspace.full.model
+        for tensor in (*model.parameters(), *model.buffers()):
             tensor.zero_()
     for tensor in request.payload.values():
         tensor.zero_()
-    assert same_bits(memory.own, before)
+    assert same_bits(memory.own.state, before)
     assert same_bits(reply.payload, sent)
 
 
@@ -167,7 +174,7 @@ def test_dropout_draws_from_the_turn_s_own_stream() -> None:
     for seed in (1, 2):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            losses.append(take_turn(plan, plan.build(), request, None)[0].train_loss)
+            losses.append(take_turn(plan, Workspace(plan), request, None)[0].train_loss)
     assert losses[0] == losses[1]
 
 
@@ -178,7 +185,7 @@ def test_a_loss_that_is_not_a_number_names_round_and_client() -> None:
     plan = with_part(plan_for(), "train")
     request = build_request(Federation(6, plan.initial), plan, 7, 2)
     with pytest.raises(TrainingError, match=r"^round 7, client 2: the training loss"):
-        take_turn(plan, plan.build(), request, None)
+        take_turn(plan, Workspace(plan), request, None)
 
 
 def one_step(lr: float, scale: float = 1.0, **given: Any) -> Plan:
@@ -199,7 +206,7 @@ def test_a_model_ruined_by_its_last_step_is_refused(given: dict[str, Any]) -> No
     plan = one_step(**given)
     request = build_request(Federation(0, plan.initial), plan, 1, 5)
     with pytest.raises(TrainingError, match="round 1, client 5"):
-        take_turn(plan, plan.build(), request, None)
+        take_turn(plan, Workspace(plan), request, None)
 
 
 # Early stopping: Algorithm 2, lines 11 to 16 -----------------------------------------
@@ -212,7 +219,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def script(train: list[float], val: list[float]) -> None:
         train_losses, val_losses = iter(train), iter(val)
         monkeypatch.setattr(
-            client_module, "train", lambda *args, **kwargs: next(train_losses)
+            method_module, "train", lambda *args, **kwargs: next(train_losses)
         )
         monkeypatch.setattr(
             client_module, "evaluate", lambda *args: Score(next(val_losses), 0.5)
@@ -226,7 +233,9 @@ def turns(plan: Plan, count: int, memory: Memory | None = None) -> list[bool]:
     request = build_request(Federation(0, plan.initial), plan, 1, 0)
     said = []
     for t in range(1, count + 1):
-        reply, memory = take_turn(plan, plan.build(), replace(request, round=t), memory)
+        reply, memory = take_turn(
+            plan, Workspace(plan), replace(request, round=t), memory
+        )
         said.append(reply.has_stopped)
     return said
 
@@ -285,13 +294,13 @@ def losses_by_client(
     left: dict[int, Iterator[float]] = {k: iter(v) for k, v in losses.items()}
     original = client_module.take_turn
 
-    def turn(plan: Plan, model: nn.Module, request: Request, memory: Any) -> Any:
+    def turn(plan: Plan, place: Workspace, request: Request, memory: Any) -> Any:
         loss = next(left[request.client])
-        monkeypatch.setattr(client_module, "train", lambda *_: loss)
+        monkeypatch.setattr(method_module, "train", lambda *_: loss)
         monkeypatch.setattr(client_module, "evaluate", lambda *_: Score(loss, 0.5))
-        return original(plan, model, request, memory)
+        return original(plan, place, request, memory)
 
-    monkeypatch.setattr("fedspu.engines.local.take_turn", turn)
+    monkeypatch.setattr("fedspu.engines.turns.take_turn", turn)
 
 
 def test_only_the_client_s_own_participations_count(
@@ -343,7 +352,7 @@ def test_without_early_stopping_the_validation_part_is_not_touched(
         assert mine.judged == other.judged
     for client, memory in clean.engine.memories.items():
         if memory.own is not None:
-            assert same_bits(memory.own, blind.own(client))
+            assert same_bits(memory.own.state, blind.own(client))
 
 
 def test_with_early_stopping_the_validation_part_decides() -> None:
@@ -364,7 +373,7 @@ def test_the_test_part_moves_no_weight_no_statistic_and_stops_nobody(
     for client, memory in clean.engine.memories.items():
         assert memory.losses == blind.engine.memories[client].losses
         if memory.own is not None:
-            assert same_bits(memory.own, blind.own(client))
+            assert same_bits(memory.own.state, blind.own(client))
 
 
 def test_under_the_paper_s_split_validation_and_test_are_one_part() -> None:
@@ -404,13 +413,15 @@ def test_personal_models_alias_neither_each_other_nor_the_global_one() -> None:
 
 def test_judging_changes_neither_model_nor_mode() -> None:
     plan = plan_for()
-    workspace = plan.build().train()
+    workspace = Workspace(plan)
+    model = workspace.full.model.train()
     state = noisy(plan.initial, 3)
     copy = {name: tensor.clone() for name, tensor in state.items()}
-    first = judge(plan, workspace, 0, state)
-    assert judge(plan, workspace, 0, state) == first
+    memory = Memory(Held(state))
+    first = judge(plan, workspace, 1, 0, memory, plan.initial)
+    assert judge(plan, workspace, 1, 0, memory, plan.initial) == first
     assert same_bits(state, copy)
-    assert same_bits(dict(workspace.state_dict()), copy)
+    assert same_bits(dict(model.state_dict()), copy)
 
 
 def test_a_personal_model_is_ready_for_use() -> None:

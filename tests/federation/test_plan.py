@@ -18,6 +18,7 @@ from tests.federation.cases import (
     named,
     plan_for,
     same_bits,
+    wide_mlp,
 )
 
 # Capacities --------------------------------------------------------------------------
@@ -25,7 +26,10 @@ from tests.federation.cases import (
 
 def capacities(number: int, given: list[float]) -> list[Fraction]:
     plan = plan_for(
-        clients__number=number, clients__capacities=given, data__min_examples=3
+        wide_mlp,
+        clients__number=number,
+        clients__capacities=given,
+        data__min_examples=3,
     )
     return [plan.capacity(client) for client in range(number)]
 
@@ -48,6 +52,17 @@ def test_as_many_capacities_as_clients_means_one_for_each() -> None:
 def test_uneven_clusters_differ_by_one_client_at_most() -> None:
     counts = Counter(capacities(8, [0.2, 0.5, 1.0]))
     assert sorted(counts.values()) == [2, 3, 3]
+
+
+def test_less_capacity_than_for_one_neuron_is_noted_and_one_is_active() -> None:
+    with pytest.warns(UserWarning, match=r"0\.2 is less than one neuron of conv1; one"):
+        plan = plan_for(clients__capacities=[0.2, 1.0])  # of 4 and 6 neurons
+    offer = plan.method.offer(plan.situation(1, 0))
+    assert offer is not None
+    assert {name: len(indices) for name, indices in offer.active.items()} == {
+        "conv1": 1,
+        "conv2": 1,
+    }
 
 
 # Data --------------------------------------------------------------------------------

@@ -1,9 +1,20 @@
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from fedspu.core.evaluation import Score
 from fedspu.engines.local import LocalEngine
-from fedspu.federation.run import Accuracies, is_over, play
+from fedspu.federation.client import Which
+from fedspu.federation.messages import Request
+from fedspu.federation.run import (
+    Accuracies,
+    Answer,
+    _in_client_order,
+    is_over,
+    play,
+    play_round,
+)
 from fedspu.federation.server import Federation
 from tests.federation.cases import (
     ConvNet,
@@ -11,6 +22,7 @@ from tests.federation.cases import (
     in_double,
     plan_for,
     play_all,
+    same_bits,
     slow_federation,
 )
 
@@ -74,11 +86,13 @@ class Spy(LocalEngine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.asked: list[tuple[list[int], bool]] = []
+        self.asked: list[tuple[list[int], Which]] = []
 
-    def judge(self, clients: Any, state: Any) -> Any:
-        self.asked.append((list(clients), state is None))
-        return super().judge(self.asked[-1][0], state)
+    def judge(
+        self, clients: Iterable[int], federation: Federation, which: Which
+    ) -> dict[int, Score]:
+        self.asked.append((list(clients), which))
+        return super().judge(self.asked[-1][0], federation, which)
 
 
 def spied(**given: Any) -> tuple[Spy, list[Any]]:
@@ -90,8 +104,8 @@ def spied(**given: Any) -> tuple[Spy, list[Any]]:
 def test_personal_models_are_judged_when_they_have_changed_and_only_then() -> None:
     engine, reports = spied(method="local", rounds=4)
     everyone = list(range(6))
-    assert engine.asked[0] == (everyone, False)  # w0, once for all
-    assert engine.asked[1:] == [(sorted(r.answers), True) for r in reports]
+    assert engine.asked[0] == (everyone, "personal")  # w0, once for all
+    assert engine.asked[1:] == [(sorted(r.answers), "personal") for r in reports]
 
 
 def test_the_global_model_is_judged_when_due_and_at_the_end() -> None:
@@ -99,13 +113,14 @@ def test_the_global_model_is_judged_when_due_and_at_the_end() -> None:
     assert [report.is_global_judged for report in reports] == [
         *(False, True, False, True, True),
     ]
-    whole = [clients for clients, is_own in engine.asked[1:] if not is_own]
+    whole = [clients for clients, which in engine.asked[1:] if which == "global"]
     assert whole == [list(range(6))] * 3
 
 
 def test_where_all_use_the_global_model_it_is_judged_once_for_both() -> None:
     engine, reports = spied(method="fedavg", rounds=3, judge__every=3)
-    assert engine.asked == [(list(range(6)), False)] * 2
+    everyone = list(range(6))
+    assert engine.asked == [(everyone, "personal"), (everyone, "global")]
     assert reports[0].accuracies.personal == reports[1].accuracies.personal
     last = reports[-1].accuracies
     assert last.personal_mean == last.global_
@@ -140,3 +155,31 @@ def test_the_means_are_unweighted_over_clients() -> None:
     assert known.participating_mean == 0.75
     assert Accuracies().personal_mean is None
     assert Accuracies({0: 0.5}).participating_mean is None
+
+
+# Order -------------------------------------------------------------------------------
+
+
+class Late(LocalEngine):
+    """An engine whose last client answers first."""
+
+    def exchange(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Answer]]:
+        yield from reversed(list(super().exchange(requests)))
+
+
+def test_the_order_in_which_replies_arrive_does_not_matter() -> None:
+    plan = plan_for(clients__per_round=6)
+    start = Federation(0, plan.initial)
+    found = [
+        play_round(start, plan, engine) for engine in (LocalEngine(plan), Late(plan))
+    ]
+    assert list(found[1].answers) == list(range(6))
+    assert same_bits(found[0].federation.global_state, found[1].federation.global_state)
+
+
+def test_what_is_early_waits_and_what_is_missing_holds_nobody_up_for_good() -> None:
+    arriving: Any = iter([(5, "e"), (1, "a"), (2, "b"), (7, "f")])
+    found: Iterator[Any] = _in_client_order([1, 2, 4, 5, 7], arriving)
+    assert next(found) == (1, "a")
+    assert next(found) == (2, "b")
+    assert list(found) == [(5, "e"), (7, "f")]

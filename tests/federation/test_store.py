@@ -17,7 +17,13 @@ from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.client import Memory
 from fedspu.federation.run import Accuracies
 from fedspu.federation.server import Federation
-from fedspu.federation.store import RunFolder, read_checkpoint, read_lines
+from fedspu.federation.store import (
+    RunFolder,
+    read_checkpoint,
+    read_lines,
+    read_personal,
+)
+from fedspu.methods.method import Held
 from tests.federation.cases import (
     ConvNet,
     examples,
@@ -42,7 +48,10 @@ def save_round(folder: RunFolder, t: int, *clients: int) -> None:
     folder.save(
         Federation(t, state(t), frozenset({9}), frozenset(clients)),
         Accuracies(dict.fromkeys(clients, 0.25), frozenset(clients), 0.1 * t),
-        {k: Memory(state(10 * t + k), (0.1, 1 / 3)) for k in clients},
+        {
+            k: folder.shelf.put(k, t, Memory(Held(state(10 * t + k)), (0.1, 1 / 3)))
+            for k in clients
+        },
         {"rounds.jsonl": [{"round": t}]},
     )
 
@@ -63,9 +72,13 @@ def test_a_saved_round_is_read_again_bit_for_bit(tmp_path: Path) -> None:
     expected = {0: 10, 2: 22, 3: 23}
     for client, memory in found.memories.items():
         assert memory.own is not None
-        assert same_bits(memory.own, state(expected[client]))
+        assert same_bits(memory.own.state, state(expected[client]))
+        assert memory.own.active is None
+        assert same_bits(
+            own_of(read_personal(tmp_path / "run", client)).state, memory.own.state
+        )
         assert memory.losses == (0.1, 1 / 3)
-    assert found.accuracies.personal == {2: 0.25, 3: 0.25}
+    assert found.accuracies.personal == {0: 0.25, 2: 0.25, 3: 0.25}
     assert found.accuracies.global_ == 0.1 * 2
     assert read_lines(tmp_path / "run", "rounds.jsonl") == [{"round": 1}, {"round": 2}]
 
@@ -90,6 +103,7 @@ def test_only_the_last_round_s_models_are_kept(tmp_path: Path) -> None:
         "client-3-round-3.safetensors",
     ]
     assert sorted(p.name for p in (tmp_path / "run/checkpoint").iterdir()) == [
+        "clients.jsonl",
         "federation.json",
         "global-round-3.safetensors",
         "initial.safetensors",
@@ -102,6 +116,55 @@ def test_model_files_are_plain_safetensors(tmp_path: Path) -> None:
     folder.close()
     read = load_file(tmp_path / "run/personal/client-4-round-1.safetensors")
     assert same_bits(read, state(14))
+
+
+def test_a_slim_model_is_read_again_with_the_neurons_it_has(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path / "run")
+    kept = {"fc": torch.tensor([1, 4]), "a.b": torch.tensor([0])}
+    slim = {"fc": torch.tensor([1, 4]), "a.b": torch.tensor([0, 1])}  # a.b whole
+    memories = {
+        3: Memory(Held(state(5), slim), (0.5,), kept),
+        4: Memory(Held(state(6))),
+        5: Memory(None, (), kept),
+        6: Memory(Held(state(7), slim)),
+    }
+    folder.save(
+        Federation(1, state(1), met=frozenset({3}), kept={3: kept}),
+        Accuracies(),
+        {k: folder.shelf.put(k, 1, memory) for k, memory in memories.items()},
+        {},
+    )
+    folder.close()
+    found = read_checkpoint(tmp_path / "run")
+    for client, memory in memories.items():
+        assert_same(found.memories[client], memory)
+    assert same_bits(own_of(read_personal(tmp_path / "run", 3)).active or {}, slim)
+    # The server knows what was chosen too.
+    assert found.federation.kept.keys() == {3}
+    assert same_bits(found.federation.kept[3], kept)
+
+
+def own_of(memory: Memory) -> Held:
+    assert memory.own is not None
+    return memory.own
+
+
+def assert_same(a: Memory, b: Memory) -> None:
+    assert a.losses == b.losses
+    assert same_bits(a.kept or {}, b.kept or {})
+    assert (a.own is None) == (b.own is None)
+    if a.own is not None and b.own is not None:
+        assert same_bits(a.own.state, b.own.state)
+        assert same_bits(a.own.active or {}, b.own.active or {})
+
+
+def test_a_client_that_never_took_part_has_w0(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path / "run")
+    save_round(folder, 1, 0)
+    folder.close()
+    own = own_of(read_personal(tmp_path / "run", 5))
+    assert own.active is None
+    assert same_bits(own.state, state(0.0))
 
 
 # In use ------------------------------------------------------------------------------
@@ -316,6 +379,10 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
+def scramble(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"met"', b'"MET"'))
+
+
 def only(path: Path, pattern: str) -> Path:
     return next(path.glob(pattern))
 
@@ -334,7 +401,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "an index in no encoding": lambda p: (p / "checkpoint/federation.json").write_bytes(
         b"\xff\xfe{"
     ),
-    "a key less": lambda p: edit_index(p, lambda index: index.pop("losses")),
+    "a key less": lambda p: edit_index(p, lambda index: index.pop("lengths")),
     "no global model": lambda p: only(p, "checkpoint/global-*").unlink(),
     "half a global model": lambda p: cut(only(p, "checkpoint/global-*")),
     "no personal model": lambda p: only(p, "personal/*").unlink(),
@@ -343,6 +410,9 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "half a record": lambda p: cut(p / "rounds.jsonl"),
     "no client record": lambda p: (p / "clients.jsonl").unlink(),
     "half a client record": lambda p: cut(p / "clients.jsonl"),
+    "no journal": lambda p: (p / "checkpoint/clients.jsonl").unlink(),
+    "half a journal": lambda p: cut(p / "checkpoint/clients.jsonl"),
+    "another journal": lambda p: scramble(p / "checkpoint/clients.jsonl"),
 }
 
 

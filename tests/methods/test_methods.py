@@ -1,20 +1,24 @@
 from dataclasses import replace
+from fractions import Fraction
 from math import floor
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from fedspu import map_neurons, state_of
 from fedspu.errors import SettingsError
-from fedspu.methods import METHODS, find_method
+from fedspu.methods import METHODS, READINGS, find_method
 from fedspu.methods.method import (
+    Held,
     Offer,
+    Own,
     Situation,
     all_neurons,
     global_model,
     nothing,
+    own_model,
     own_state,
-    personal_model,
     random_neurons,
     what_was_offered,
 )
@@ -22,6 +26,13 @@ from fedspu.models import EMNISTNet
 from tests.federation.cases import ConvNet, plan_for
 
 SITUATION = plan_for().situation(round=2, client=3)  # p = .5 of 4 and of 6 neurons
+
+
+def no_scores() -> NoReturn:
+    raise AssertionError("scored without need")
+
+
+OWN = Own(torch.tensor([0, 1, 1]), no_scores)
 
 
 def chosen(offer: Offer | None) -> dict[str, list[int]]:
@@ -32,6 +43,38 @@ def chosen(offer: Offer | None) -> dict[str, list[int]]:
 def test_the_methods_of_the_walking_path_are_there() -> None:
     assert set(METHODS) >= {"fedspu", "fedavg", "local"}
     assert all(method.name == name for name, method in METHODS.items())
+
+
+def test_a_reading_is_there_once_and_found_by_its_name() -> None:
+    known = [(method.name, method.reading) for method in READINGS]
+    assert len(set(known)) == len(known)
+    for method in READINGS:
+        assert find_method(method.name, method.reading) is method
+
+
+def test_without_a_reading_the_paper_s_is_meant_where_there_is_one() -> None:
+    readings = {name: find_method(name).reading for name in METHODS}
+    assert readings["fjord"] == "paper"
+    assert {name for name, r in readings.items() if r == "original"} == {"heterofl"}
+
+
+@pytest.mark.parametrize(
+    ("name", "reading"), [("heterofl", "paper"), ("fedspu", "original")]
+)
+def test_a_reading_that_is_not_there_is_refused(name: str, reading: str) -> None:
+    with pytest.raises(SettingsError, match=rf"method\.reading = '{reading}': {name}"):
+        find_method(name, reading)
+
+
+@pytest.mark.parametrize(
+    "option", [{"method__finetune": 2}, {"method__distillation": True}]
+)
+def test_an_option_that_a_method_does_not_have_is_refused(
+    option: dict[str, Any],
+) -> None:
+    (name,) = option
+    with pytest.raises(SettingsError, match=name.replace("__", r"\.")):
+        plan_for(method="local", **option)
 
 
 def test_an_unknown_method_is_refused_with_all_names_and_the_nearest() -> None:
@@ -59,8 +102,7 @@ def test_the_server_offers_floor_p_n_neurons_of_each_group_at_least_one(
     p: float,
 ) -> None:
     neurons = map_neurons(EMNISTNet(), torch.zeros(2, 1, 28, 28))
-    plan = plan_for(clients__capacities=[p])
-    now = replace(plan.situation(1, 0), neurons=neurons)
+    now = replace(SITUATION, neurons=neurons, capacity=Fraction(str(p)))
     for indices in chosen(METHODS["fedspu"].offer(now)).values():
         assert len(indices) == len(set(indices)) == max(1, floor(round(20 * p, 9)))
         assert indices == sorted(indices)
@@ -98,7 +140,7 @@ def test_groups_are_drawn_independently() -> None:
 
 def test_the_client_trains_what_it_was_offered() -> None:
     offer = random_neurons(SITUATION)
-    assert METHODS["fedspu"].keep(SITUATION, offer) is offer.active
+    assert METHODS["fedspu"].keep(SITUATION, offer, OWN) is offer.active
 
 
 # Anchors -----------------------------------------------------------------------------
@@ -115,7 +157,7 @@ def test_local_offers_nothing_and_trains_everything() -> None:
     local = METHODS["local"]
     assert local.offer(SITUATION) is None
     assert not local.exchanges
-    active = local.keep(SITUATION, None)
+    active = local.keep(SITUATION, None, OWN)
     assert {name: len(indices) for name, indices in active.items()} == {
         "conv1": 4,
         "conv2": 6,
@@ -132,9 +174,13 @@ def test_who_exchanges_is_who_offers() -> None:
 
 
 def test_each_method_is_judged_by_its_own_model() -> None:
-    ours, theirs = state_of(ConvNet()), state_of(ConvNet())
-    assert personal_model(theirs, ours) is ours
-    assert global_model(theirs, ours) is theirs
-    assert METHODS["fedspu"].judge is personal_model
-    assert METHODS["local"].judge is personal_model
-    assert METHODS["fedavg"].judge is global_model
+    ours, theirs = Held(state_of(ConvNet())), state_of(ConvNet())
+    assert own_model(SITUATION, theirs, ours) is ours
+    assert global_model(SITUATION, theirs, ours).state is theirs
+    assert {name for name, m in METHODS.items() if m.judges_own} == {
+        *("fedspu", "local", "hermes", "fedmp", "prunefl", "fedselect"),
+    }
+    assert {name for name, m in METHODS.items() if m.judge is global_model} == {
+        *("fedavg", "feddrop", "small"),
+    }
+    # The others are judged by a client's slice of the global model.

@@ -10,7 +10,8 @@ from tests.federation.cases import plan_for, play_all
 def lines(**given: Any) -> tuple[Any, list[dict[str, list[dict[str, Any]]]]]:
     plan = plan_for(**given)
     played = play_all(plan)
-    return played, [record_round(plan, report, 9.0) for report in played.reports]
+    seconds = {"wall_seconds": 9.0}
+    return played, [record_round(plan, r, seconds) for r in played.reports]
 
 
 def test_a_round_is_one_line_and_one_for_each_client() -> None:

@@ -85,25 +85,39 @@ def _(layer: Any) -> Ports | None:
     return Ports(inputs=channel, outputs=channel, num_outputs=len(tensors[0]))
 
 
+def is_depthwise(layer: nn.modules.conv._ConvNd) -> bool:
+    """Whether each input channel has output channels of its own.
+
+    A grouped layer that was slimmed to one channel a group looks the same;
+    ``slim_model`` notes which it is.
+    """
+    looks_so = layer.groups == layer.in_channels > 1
+    return bool(vars(layer).get(DEPTHWISE, looks_so))
+
+
+DEPTHWISE = "fedspu_is_depthwise"
+"""An attribute of layers in slim models."""
+
+
 @ports.register(nn.modules.conv._ConvNd)
 def _(layer: nn.modules.conv._ConvNd) -> Ports:
     weight, groups, transposed = layer.weight, layer.groups, layer.transposed
     ins, outs = layer.in_channels // groups, layer.out_channels // groups
-    is_depthwise = groups == layer.in_channels > 1
+    depthwise = is_depthwise(layer)
     bias = _places((layer.bias, 0))
 
     # Weights are (out, in / groups, ...); transposed ones (in, out / groups, ...).
     def inputs(i: int) -> Sequence[Place]:
         if transposed:
             return [(weight, 0, i)]
-        if is_depthwise:  # a channel owns the outputs made from it
+        if depthwise:  # a channel owns the outputs made from it
             return [(weight, 0, i * outs + k) for k in range(outs)]
         return [(weight, 1, i % ins)]
 
     def outputs(o: int) -> Sequence[Place]:
         if not transposed:
             return [(weight, 0, o), *bias(o)]
-        if is_depthwise:
+        if depthwise:
             return [(weight, 0, o // outs), *bias(o)]
         return [(weight, 1, o % outs), *bias(o)]
 
@@ -111,7 +125,7 @@ def _(layer: nn.modules.conv._ConvNd) -> Ports:
     # vector per axis cannot say: channels with one local index in every group are one
     # neuron. (Along axis 1 the local index says so itself.)
     rows = ins if transposed else outs
-    is_grouped = groups > 1 and not is_depthwise
+    is_grouped = groups > 1 and not depthwise
     ties = [
         [(weight, 0, row) for row in range(local, rows * groups, rows)]
         for local in range(rows if is_grouped else 0)

@@ -1,6 +1,7 @@
 """Recognise a network that is one chain of layers, and read it as links."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,12 +36,39 @@ def find_chain(model: nn.Module) -> tuple[Link, ...]:
     made_of = (layers, model.training)
     known = _KNOWN.get(model)
     if known is None or known[0] != made_of:
-        try:
-            found = tuple(_links(torch.fx.symbolic_trace(model)))
-        except Exception:  # whatever a model's code does when traced, it is no chain
-            found = ()
+        with _buffers_kept(model) as has_changed:
+            try:
+                found = tuple(_links(torch.fx.symbolic_trace(model)))
+            except Exception:  # whatever a model does when traced, it is no chain
+                found = ()
+            if has_changed():  # a chain would not do what it does besides
+                found = ()
         known = _KNOWN[model] = made_of, found
     return known[1]
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """Whatever a forward pass does to buffers inside is undone; tells if it did any."""
+    before = [
+        (layer, name, buffer, buffer.clone())
+        for layer in model.modules()
+        for name, buffer in layer._buffers.items()
+        if buffer is not None
+    ]
+
+    def has_changed() -> bool:
+        return any(
+            layer._buffers[name] is not buffer or not torch.equal(buffer, values)
+            for layer, name, buffer, values in before
+        )
+
+    try:
+        yield has_changed
+    finally:
+        with torch.no_grad():
+            for layer, name, buffer, values in before:
+                layer._buffers[name] = buffer.copy_(values)
 
 
 def is_watched(model: nn.Module, besides: int = 0) -> bool:

@@ -147,10 +147,13 @@ class Neurons:
         """The groups along one axis, each with its positions, one row per neuron."""
         return self._index.get((tensor, dim), [])
 
-    def blocks(self, active: Active) -> Blocks:
+    def blocks(
+        self, active: Active, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> Blocks:
         """The active positions of every travelling tensor, axis by axis.
 
         An entry lies in the blocks when all the neurons it connects are active.
+        ``shapes`` asks for other tensors than those that travel.
         """
         self._check_active(active)
         return {
@@ -158,7 +161,7 @@ class Neurons:
                 self.active_along(active, name, dim, size)
                 for dim, size in enumerate(shape)
             )
-            for name, shape in self.shapes.items()
+            for name, shape in (self.shapes if shapes is None else shapes).items()
         }
 
     def active_along(

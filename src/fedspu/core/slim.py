@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedspu.core.attention import SlimAttention
-from fedspu.core.neurons import Neurons
-from fedspu.core.types import Active
+from fedspu.core.blocks import extract
+from fedspu.core.layers import DEPTHWISE, is_depthwise
+from fedspu.core.neurons import Axis, NeuronGroup, Neurons
+from fedspu.core.types import Active, State
 from fedspu.errors import ModelError
 
 
@@ -28,6 +31,9 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
             stacklevel=2,
         )
     slim = copy.deepcopy(model)
+    for layer in slim.modules():
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            vars(layer)[DEPTHWISE] = is_depthwise(layer)
     owners = _owners(slim)
     heads = {
         layer: _kept_heads(layer, path, neurons, kept)
@@ -58,6 +64,59 @@ def slimmable(neurons: Neurons, active: Active) -> Active:
         group.name: active[group.name] if group.slim else torch.arange(group.size)
         for group in neurons.groups
     }
+
+
+def slim_state(state: State, neurons: Neurons, active: Active) -> State:
+    """A state cut to the active neurons: that of the slim model, whole."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    return extract(state, neurons.blocks(active, shapes))
+
+
+def slim_neurons(neurons: Neurons, active: Active) -> Neurons:
+    """The neuron table of the slim model that has only the active neurons."""
+    blocks = neurons.blocks(active)
+    shapes = {
+        name: tuple(
+            size if where is None else len(where)
+            for size, where in zip(neurons.shapes[name], blocks[name], strict=True)
+        )
+        for name in neurons.shapes
+    }
+    groups = tuple(
+        replace(
+            group,
+            size=len(active[group.name]),
+            axes=tuple(_moved(axis, group, neurons, active) for axis in group.axes),
+        )
+        for group in neurons.groups
+    )
+    return replace(neurons, groups=groups, shapes=shapes)
+
+
+def _moved(axis: Axis, group: NeuronGroup, neurons: Neurons, active: Active) -> Axis:
+    """Where a group's neurons lie along one axis once the others are gone."""
+    rows = axis.positions(group.size)[active[group.name]]
+    dropped = [
+        positions[_without(other.size, active[other.name])].flatten()
+        for other, positions in neurons.positions(axis.tensor, axis.dim)
+    ]
+    gone = torch.cat(dropped).sort().values
+    rows = rows - torch.searchsorted(gone, rows)
+    copies = [] if axis.copies == 1 else rows[0].view(axis.copies, -1)[:, 0].tolist()
+    stride = copies[1] - copies[0] if copies else 0
+    moved = replace(axis, offset=int(rows[0, 0]), stride=stride)
+    if not torch.equal(moved.positions(len(rows)), rows):
+        raise ModelError(
+            f"{group.name}: its neurons lie unevenly along axis {axis.dim} of "
+            f"{axis.tensor} in the slim model"
+        )
+    return moved
+
+
+def _without(size: int, kept: Tensor) -> Tensor:
+    is_left = torch.ones(size, dtype=torch.bool)
+    is_left[kept] = False
+    return is_left
 
 
 def _owners(model: nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
@@ -122,7 +181,7 @@ def _(layer: nn.Embedding) -> None:
 @resize.register(nn.modules.conv._ConvNd)
 def _(layer: nn.modules.conv._ConvNd) -> None:
     rows, per_group = layer.weight.shape[:2]
-    if layer.groups == layer.in_channels > 1:  # depthwise
+    if is_depthwise(layer):
         multiple = layer.out_channels // layer.in_channels
         layer.groups = rows if layer.transposed else rows // multiple
         layer.in_channels = layer.groups

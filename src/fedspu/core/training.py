@@ -41,11 +41,14 @@ def train(
     y: Tensor,
     recipe: Recipe,
     rng: np.random.Generator,
+    loss_of: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    after_backward: Callable[[], None] = lambda: None,
 ) -> float:
     """Train the active neurons in place; the mean loss over all examples and epochs.
 
     The loss is the one seen while training (Eq. 5's training error): an example counts
-    with the weights it met.
+    with the weights it met. ``loss_of`` takes scores and labels; ``after_backward`` is
+    called when the gradients of a batch are there.
     """
     model.train()
     total, count = 0.0, 0
@@ -63,19 +66,18 @@ def train(
             for batch in batches(len(x), recipe.batch_size, rng):
                 optimizer.zero_grad()
                 with cache.examples(batch):
-                    loss = F.cross_entropy(model(x[batch]), y[batch])
+                    loss = loss_of(model(x[batch]), y[batch])
                 loss.backward()
-                _step(optimizer, recipe)
+                after_backward()
+                take_step(optimizer, recipe)
                 total += float(loss.detach()) * len(batch)
                 count += len(batch)
-            if not isfinite(total):
-                raise TrainingError(
-                    f"the training loss is {total}; lower train.lr (it is {recipe.lr})"
-                )
+            check_loss(total, recipe)
     return total / count
 
 
-def _step(optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
+def take_step(optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
+    """An optimizer's step; refuses one that no weight can hold."""
     try:
         optimizer.step()
     except RuntimeError as error:
@@ -84,6 +86,14 @@ def _step(optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
         raise TrainingError(
             f"no weight can hold such a step; lower train.lr (it is {recipe.lr})"
         ) from None
+
+
+def check_loss(total: float, recipe: Recipe) -> None:
+    """Refuse to go on with a loss that is not finite."""
+    if not isfinite(total):
+        raise TrainingError(
+            f"the training loss is {total}; lower train.lr (it is {recipe.lr})"
+        )
 
 
 def check_finite(state: State, recipe: Recipe) -> None:
@@ -102,12 +112,16 @@ def batches(
 
     A last batch of one joins the one before: a batch norm cannot train on one example.
     """
-    order = torch.from_numpy(rng.permutation(num_examples))
-    starts = list(range(0, num_examples, batch_size))
-    if len(starts) > 1 and num_examples - starts[-1] == 1:
+    yield from cut(torch.from_numpy(rng.permutation(num_examples)), batch_size)
+
+
+def cut(values: Tensor, batch_size: int) -> Iterator[Tensor]:
+    """Values batch by batch; a last batch of one joins the one before."""
+    starts = list(range(0, len(values), batch_size))
+    if len(starts) > 1 and len(values) - starts[-1] == 1:
         starts.pop()
-    for start, end in zip(starts, [*starts[1:], num_examples], strict=True):
-        yield order[start:end]
+    for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
+        yield values[start:end]
 
 
 def make_optimizer(trainable: list[Tensor], recipe: Recipe) -> torch.optim.Optimizer:

@@ -3,6 +3,7 @@
 A third array, ``client``, may say whose each example is.
 """
 
+import warnings
 import zlib
 from pathlib import Path
 from zipfile import BadZipFile, is_zipfile
@@ -50,8 +51,9 @@ def from_arrays(
 ) -> Dataset:
     """The data set of arrays or tensors held in memory.
 
-    In ``x``, uint8 is taken for pixels and divided by 255 (grey images get a channel
-    axis), other integers for tokens and kept, floats for ready inputs and kept. The
+    In ``x``, uint8 is taken for pixels, to be divided by 255 when they are taken (grey
+    images get a channel axis); it is not copied, so that it may be a memory-mapped file
+    of any size. Other integers are taken for tokens, floats for ready inputs. The
     classes are 0 to the largest label. ``owners``, names or whole numbers, say whose
     each example is; they are kept as 0, 1, … in sorted order.
     """
@@ -82,7 +84,11 @@ def _examples(x: NDArray[np.generic], name: str) -> Tensor:
             f"{name}: x has shape {x.shape}; expected one row per example, (n, ...)"
         )
     if x.dtype == np.uint8:
-        pixels = torch.from_numpy(x.astype(np.float32)) / 255
+        with (
+            warnings.catch_warnings()
+        ):  # of arrays that must not be written to; none is
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            pixels = torch.from_numpy(x)
         return pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
     if np.issubdtype(x.dtype, np.integer):
         return torch.from_numpy(x.astype(np.int64))

@@ -1,13 +1,17 @@
 """What a client does with its examples: train, validate, test."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedspu.core.streams import stream
 from fedspu.errors import DataError, SettingsError
 
 Indices = NDArray[np.int64]
+Labels = NDArray[np.integer]
 
 SPLITS = {
     "three-way": "70 % to train, 15 % to validate, 15 % to test",
@@ -28,7 +32,7 @@ class Split:
 
 def split(
     indices: Indices,
-    labels: NDArray[np.integer],
+    labels: Labels,
     kind: str,
     rng: np.random.Generator,
 ) -> Split:
@@ -59,6 +63,36 @@ def split(
     # Of an odd number, the test part has the larger half.
     val, test = _spaced(held, (len(held) + 1) // 2, rng)
     return Split(np.sort(train), np.sort(val), np.sort(test))
+
+
+class Splits(Sequence[Split]):
+    """Each client's train, validation and test examples; made when asked for."""
+
+    def __init__(
+        self, shares: Sequence[Indices], labels: Labels, kind: str, seed: int
+    ) -> None:
+        self._all = shares, labels, kind, seed
+        self.sizes = np.fromiter(map(len, shares), np.int64, len(shares))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[k] for k in range(len(self))[client]]
+        shares, labels, kind, seed = self._all
+        try:
+            rng = stream(seed, "split", client=client)
+            return split(shares[client], labels, kind, rng)
+        except DataError as error:
+            raise DataError(f"client {client}: {error}") from None
+
+    def too_few_to_train(self) -> int | None:
+        """The first client with a single training example, if there is one."""
+        for client in np.flatnonzero(self.sizes <= MIN_EXAMPLES + 1).tolist():
+            if len(self[client].train) < 2:
+                return int(client)
+        return None
 
 
 def _spaced(

@@ -1,79 +1,60 @@
 """Clients in this process, one after the other."""
 
-from collections.abc import Iterable, Mapping
-from time import perf_counter
-
-import torch
+from collections.abc import Iterable, Iterator, Mapping
 
 from fedspu.core.evaluation import Score
-from fedspu.core.streams import torch_stream
-from fedspu.core.training import make_optimizer
-from fedspu.core.types import State
-from fedspu.federation.client import Memory, judge, take_turn
-from fedspu.federation.messages import (
-    Request,
-    pack_reply,
-    pack_request,
-    unpack_reply,
-    unpack_request,
-)
+from fedspu.engines.turns import play_turn, warm_up
+from fedspu.federation.client import Which, judge
+from fedspu.federation.memories import Memories
+from fedspu.federation.messages import Request, pack_request, unpack_reply
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import Answer, Cost
+from fedspu.federation.run import Answer
+from fedspu.federation.server import Federation
+from fedspu.federation.workspace import Workspace
 
 
 class LocalEngine:
     """Plays all clients itself; every message crosses as bytes all the same."""
 
-    def __init__(
-        self, plan: Plan, memories: Mapping[int, Memory] | None = None
-    ) -> None:
+    num_workers = 1
+
+    def __init__(self, plan: Plan, memories: Memories | None = None) -> None:
         self.plan = plan
-        with torch_stream(plan.settings.seed, "workspace"):  # its values do not matter
-            self.model = plan.build().to(plan.device)
-        self.memories = dict(memories or {})
-        # Torch loads a second's worth of modules with the first optimizer; not on the
-        # clock of the first client.
-        make_optimizer([torch.zeros(1, requires_grad=True)], plan.recipe).zero_grad()
+        self.workspace = Workspace(plan)
+        self.memories = Memories() if memories is None else memories
+        warm_up(plan)
 
-    def exchange(self, requests: Mapping[int, Request]) -> dict[int, Answer]:
+    def exchange(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Answer]]:
         """Play each client's turn; memories change only when all have succeeded."""
-        answers, memories = {}, {}
-        for client, request in sorted(requests.items()):
-            answers[client], memories[client] = self._turn(client, request)
-        self.memories.update(memories)
-        return answers
+        changed = {}
+        for client in sorted(requests):
+            request = requests[client]
+            down = pack_request(self.plan, request)
+            entry = self.memories.entries.get(client)
+            turn = play_turn(
+                self.plan, self.workspace, self.memories.shelf, down, entry
+            )
+            reply = unpack_reply(self.plan, turn.up, client, request.offer)
+            changed[client] = turn.entry
+            yield client, Answer(reply, turn.cost(down))
+        self.memories.update(changed)
 
-    def _turn(self, client: int, request: Request) -> tuple[Answer, Memory]:
-        down = pack_request(self.plan, request)
-        received = unpack_request(self.plan, down)
-
-        start = perf_counter()
-        memory = self.memories.get(client)
-        reply, memory = take_turn(self.plan, self.model, received, memory)
-        seconds = perf_counter() - start
-
-        up = pack_reply(self.plan, reply, received.offer)
-        cost = Cost(
-            bytes_initial=len(down.initial),
-            bytes_down=len(down.values),
-            bytes_up=len(up.values),
-            index_bytes=down.index_bytes + up.index_bytes,
-            train_seconds=seconds,
-        )
-        return Answer(unpack_reply(self.plan, up, client, request.offer), cost), memory
-
-    def judge(self, clients: Iterable[int], state: State | None) -> dict[int, Score]:
-        """Score ``state``, or each client's own model, on the clients' test parts."""
+    def judge(
+        self, clients: Iterable[int], federation: Federation, which: Which
+    ) -> dict[int, Score]:
+        """Score each client's personal model, or the global one, on its test part."""
         return {
             client: judge(
                 self.plan,
-                self.model,
+                self.workspace,
+                federation.round,
                 client,
-                self._own(client) if state is None else state,
+                self.memories.get(client),
+                federation.global_state,
+                which,
             )
             for client in clients
         }
 
-    def _own(self, client: int) -> State:
-        memory = self.memories.get(client)
-        return self.plan.initial if memory is None or memory.own is None else memory.own
+    def close(self) -> None:
+        """Nothing to end."""

@@ -9,6 +9,7 @@ is shorter. Nothing else is sent, and what is counted is the length of what is s
 import struct
 from dataclasses import dataclass
 from math import prod
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -212,8 +213,25 @@ def _unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
         raise ModelError(f"{len(values)} bytes of values; expected {sum(lengths)}")
     if not values:
         return {}
-    parts = torch.frombuffer(bytearray(values), dtype=torch.uint8).split(lengths)
+    flat = np.frombuffer(values, np.uint8)
+    parts = np.split(flat, np.cumsum(lengths)[:-1])
     return {
-        name: part.clone().view(plan.initial[name].dtype).view(shapes[name])
+        name: torch.from_numpy(part.copy())
+        .view(plan.initial[name].dtype)
+        .view(shapes[name])
         for name, part in zip(shapes, parts, strict=True)
     }
+
+
+def pack_state(plan: Plan, state: State) -> bytes:
+    """The values of all tensors of a whole state, in w0's order."""
+    return _pack_values({name: state[name] for name in plan.initial})
+
+
+def unpack_state(plan: Plan, values: bytes | mmap) -> State:
+    """A whole state again, from the values of all its tensors."""
+    blocks: Blocks = {
+        name: (None,) * tensor.dim() for name, tensor in plan.initial.items()
+    }
+    length = sum(tensor.nbytes for tensor in plan.initial.values())
+    return _unpack_values(plan, blocks, values[:length])

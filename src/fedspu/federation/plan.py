@@ -1,5 +1,6 @@
 """All that stays the same during a run: who takes part, on what data, and how."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,10 +19,10 @@ from fedspu.core.training import Recipe
 from fedspu.core.types import Active, Blocks, State
 from fedspu.data.dataset import Dataset
 from fedspu.data.partition import partition
-from fedspu.data.splits import Split, split
+from fedspu.data.splits import MIN_EXAMPLES, Splits
 from fedspu.errors import DataError, ModelError, SettingsError
-from fedspu.methods import find_method
-from fedspu.methods.method import Method, Situation
+from fedspu.methods import choose_method
+from fedspu.methods.method import Method, Remodel, Situation, global_model
 from fedspu.settings import Settings
 
 Build = Callable[[], nn.Module]
@@ -37,7 +38,7 @@ class Plan:
     neurons: Neurons
     initial: State  # w0
     data: Dataset
-    splits: tuple[Split, ...]  # one for each client
+    splits: Splits  # one for each client
     device: torch.device
 
     @property
@@ -52,10 +53,10 @@ class Plan:
 
     @cached_property
     def stays(self) -> frozenset[str]:
-        """Tensors that do not travel, by the policy on normalisation layers."""
+        """Tensors that do not travel: of normalisation layers, by policy or method."""
         if self.settings.norm.policy == "local":
             return self.neurons.norm_tensors
-        return frozenset()
+        return frozenset() if self.method.sends_statistics else self.neurons.statistics
 
     @cached_property
     def judged_clients(self) -> tuple[int, ...]:
@@ -67,12 +68,20 @@ class Plan:
         chosen = rng.choice(self.num_clients, number, replace=False)
         return tuple(sorted(chosen.tolist()))
 
+    @property
+    def uses_global(self) -> bool:
+        """Whether clients use the global model as it is."""
+        adapts = self.method.adapts(self.settings.method)
+        return self.method.judge is global_model and not adapts
+
     def capacity(self, client: int) -> Fraction:
         """A client's p: clusters of equal size, in client order."""
         capacities = self.settings.clients.capacities
         return as_fraction(capacities[client * len(capacities) // self.num_clients])
 
-    def situation(self, round: int, client: int) -> Situation:
+    def situation(
+        self, round: int, client: int, kept: Active | None = None
+    ) -> Situation:
         """What a method may know about one client in one round."""
         return Situation(
             neurons=self.neurons,
@@ -81,12 +90,22 @@ class Plan:
             rounds=self.settings.rounds,
             client=client,
             capacity=self.capacity(client),
+            capacities=capacities_of(self.settings),
+            kept=kept,
+            options=self.settings.method,
         )
 
     def travelling(self, active: Active) -> Blocks:
         """The blocks of the active neurons that travel under the norm policy."""
-        blocks = self.neurons.blocks(active)
+        return self.leaving(self.neurons.blocks(active))
+
+    def leaving(self, blocks: Blocks) -> Blocks:
+        """Those of the blocks that travel under the norm policy."""
         return {name: w for name, w in blocks.items() if name not in self.stays}
+
+    def num_examples(self, client: int) -> int:
+        """How many examples a client has, for whatever use."""
+        return int(self.splits.sizes[client])
 
     def examples(self, client: int, part: str) -> tuple[Tensor, Tensor]:
         """A client's own ``train``, ``val`` or ``test`` examples."""
@@ -97,7 +116,7 @@ class Plan:
 
 def make_plan(settings: Settings, data: Dataset, build: Build) -> Plan:
     """Check everything that can be checked before any training, and lay it out."""
-    method = find_method(settings.method.name)
+    method = choose_method(settings.method)
     device = _device(settings.device)
     splits = divide(settings, data)
     if settings.norm.policy == "local" and not method.keeps_own:
@@ -108,7 +127,15 @@ def make_plan(settings: Settings, data: Dataset, build: Build) -> Plan:
     with torch_stream(settings.seed, "initial model"):
         model = build_model(build)
     _check_model(model, data, splits)
+    if method.score is not None:
+        _check_scoring(method, splits)
     neurons = map_neurons(model, data.take(slice(2))[0])
+    capacities = capacities_of(settings)
+    _note_narrow(neurons, min(capacities))
+    if method.remodel is not None:
+        example = data.take(slice(2))[0]
+        build = Remodelled(build, method.remodel, neurons, capacities, example)
+        model, neurons = method.remodel(model, neurons, capacities, example)
     return Plan(
         settings=settings,
         method=method,
@@ -119,6 +146,27 @@ def make_plan(settings: Settings, data: Dataset, build: Build) -> Plan:
         splits=splits,
         device=device,
     )
+
+
+@dataclass(frozen=True)
+class Remodelled:
+    """Builds the model that a method has in place of the user's."""
+
+    build: Build
+    remodel: Remodel
+    neurons: Neurons  # of the user's model
+    capacities: tuple[Fraction, ...]
+    example: Tensor
+
+    def __call__(self) -> nn.Module:
+        """A new model."""
+        model = build_model(self.build)
+        return self.remodel(model, self.neurons, self.capacities, self.example)[0]
+
+
+def capacities_of(settings: Settings) -> tuple[Fraction, ...]:
+    """The capacities of all clients, each once, ascending."""
+    return tuple(sorted({as_fraction(p) for p in settings.clients.capacities}))
 
 
 def build_model(build: Build) -> nn.Module:
@@ -133,13 +181,13 @@ def build_model(build: Build) -> nn.Module:
     return model
 
 
-def divide(settings: Settings, data: Dataset) -> tuple[Split, ...]:
+def divide(settings: Settings, data: Dataset) -> Splits:
     """Each client's train, validation and test examples; by seed and data alone."""
-    labels = data.y.numpy()
     shares = allot(settings, data)
-    return tuple(
-        _split(settings, share, labels, client) for client, share in enumerate(shares)
-    )
+    splits = Splits(shares, data.y.numpy(), settings.data.split, settings.seed)
+    for client in np.flatnonzero(splits.sizes < MIN_EXAMPLES)[:1].tolist():
+        splits[client]  # says that it has too few
+    return splits
 
 
 def allot(settings: Settings, data: Dataset) -> list[np.ndarray]:
@@ -156,17 +204,11 @@ def allot(settings: Settings, data: Dataset) -> list[np.ndarray]:
     )
 
 
-def _split(
-    settings: Settings, share: np.ndarray, labels: np.ndarray, client: int
-) -> Split:
-    rng = stream(settings.seed, "split", client=client)
-    try:
-        return split(share, labels, settings.data.split, rng)
-    except DataError as error:
-        raise DataError(f"client {client}: {error}") from None
-
-
 def _device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -177,7 +219,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _check_model(model: nn.Module, data: Dataset, splits: tuple[Split, ...]) -> None:
+def _check_model(model: nn.Module, data: Dataset, splits: Splits) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError("the model has no learnable parameter")
     was_training = model.training
@@ -204,13 +246,33 @@ def _check_model(model: nn.Module, data: Dataset, splits: tuple[Split, ...]) -> 
             f"{data.name} go up to {classes - 1}; it needs {classes} outputs"
         )
     if any(isinstance(layer, _BATCH_NORMS) for layer in model.modules()):
-        for client, part in enumerate(splits):
-            if len(part.train) < 2:
-                raise DataError(
-                    f"client {client} has a single training example, and the model has "
-                    "batch norms, which cannot train on one; raise data.min_examples "
-                    "or lower clients.number"
-                )
+        client = splits.too_few_to_train()
+        if client is not None:
+            raise DataError(
+                f"client {client} has a single training example, and the model has "
+                "batch norms, which cannot train on one; raise data.min_examples or "
+                "lower clients.number"
+            )
+
+
+def _check_scoring(method: Method, splits: Splits) -> None:
+    client = splits.too_few_to_train()
+    if client is not None:
+        raise DataError(
+            f"client {client} has a single training example, and clients of "
+            f"{method.name} train for an epoch to score their neurons; raise "
+            "data.min_examples or lower clients.number"
+        )
+
+
+def _note_narrow(neurons: Neurons, p: Fraction) -> None:
+    """Say so where the weakest client has less capacity than for one neuron."""
+    if narrow := [g.name for g in neurons.groups if p * g.size < 1]:
+        warnings.warn(
+            f"clients.capacities: {float(p):g} is less than one neuron of "
+            f"{', '.join(narrow)}; one is active all the same",
+            stacklevel=4,
+        )
 
 
 def first_line(error: BaseException) -> str:

@@ -9,26 +9,40 @@ happens in between, the folder is that of the last round saved::
     clients.jsonl     one line for each client's turn
     times.jsonl       one line a round, of what the clock said
     summary.json      at the end
-    checkpoint/       initial.safetensors (w0), the global model, federation.json
-    personal/         each client's own model, named by its last round
+    checkpoint/       initial.safetensors (w0), the global model, federation.json and
+                      clients.jsonl: what each round changed about clients
+    personal/         each client's own model, named by its last round; of a slim model
+                      also which neurons it has ("slim:group"), and which the client
+                      chose, where it does ("kept:group")
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import load_file, save
+import torch
+from safetensors.torch import save
 
-from fedspu.core.types import State
+from fedspu.core.types import Active, State
 from fedspu.errors import StorageError
 from fedspu.federation.client import Memory
+from fedspu.federation.memories import (
+    Entry,
+    Memories,
+    Shelf,
+    ShelfError,
+    check_whole,
+    read_memory,
+    read_state,
+    write_whole,
+)
 from fedspu.federation.run import Accuracies
 from fedspu.federation.server import Federation
+from fedspu.methods.method import Held
 
 try:
     import fcntl
@@ -36,6 +50,7 @@ except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]  # checked where it is used
 
 RECORDS = ("rounds.jsonl", "clients.jsonl", "times.jsonl")
+JOURNAL = "checkpoint/clients.jsonl"
 
 
 @dataclass(frozen=True)
@@ -44,26 +59,34 @@ class Checkpoint:
 
     federation: Federation
     accuracies: Accuracies
-    memories: dict[int, Memory]
+    memories: Memories
 
 
 class RunFolder:
     """One run on disk, locked while it is open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cache: float = float("inf")) -> None:
         self.path = path
+        self.shelf = Shelf(path / "personal", cache)
         self._lock: IO[str] | None = None
-        self._index: dict[str, Any] = {"personal": {}, "losses": {}}
+        self._index: dict[str, Any] = {}
+        self._known = Known()
 
     @classmethod
     def create(
-        cls, path: Path, settings: str, initial: State, data: str = ""
+        cls,
+        path: Path,
+        settings: str,
+        initial: State,
+        data: str = "",
+        cache: float = float("inf"),
     ) -> "RunFolder":
         """A new run folder, saved as of round 0; nothing is left of a failed one.
 
-        ``data`` tells the data it was begun with from any other.
+        ``data`` tells the data it was begun with from any other; ``cache`` are the
+        bytes of clients' models that may stay in RAM.
         """
-        folder = cls(path)
+        folder = cls(path, cache)
         folder._index["data"] = data
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise folder._in_use()
@@ -77,8 +100,8 @@ class RunFolder:
             with folder._guarded():
                 (path / "personal").mkdir()
                 folder._acquire()
-                _write(path / "settings.toml", settings.encode())
-                _write(path / "checkpoint/initial.safetensors", save(initial))
+                write_whole(path / "settings.toml", settings.encode())
+                write_whole(path / "checkpoint/initial.safetensors", save(initial))
                 folder.save(Federation(0, initial), Accuracies(), {}, {})
         except BaseException:
             folder.remove()
@@ -86,17 +109,21 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
+    def open(cls, path: Path, cache: float = float("inf")) -> "RunFolder":
         """An existing run folder, to go on with; what is not saved whole is cut off."""
         read_index(path)  # says so if it is none
-        folder = cls(path)
+        folder = cls(path, cache)
         try:
             with folder._guarded():
                 folder._acquire()
                 folder._index = read_index(path)
                 for name, length in folder._index["lengths"].items():
                     _cut(path / name, length)
-                folder._remove_old()
+                folder._known = _replay(path)
+                for entry in folder._known.entries.values():
+                    if entry.file is not None:
+                        check_whole(path / "personal" / entry.file)
+                folder._remove_strangers()
         except BaseException:
             folder.close()
             raise
@@ -113,7 +140,7 @@ class RunFolder:
             raise StorageError(
                 f"{self.path} was begun with other data: labels or shapes differ"
             )
-        own = _load(self.path / "checkpoint/initial.safetensors")
+        own = read_state(self.path / "checkpoint/initial.safetensors")
         if {n: t.shape for n, t in own.items()} != {
             n: t.shape for n, t in initial.items()
         }:
@@ -137,52 +164,43 @@ class RunFolder:
         self,
         federation: Federation,
         accuracies: Accuracies,
-        memories: Mapping[int, Memory],
+        entries: Mapping[int, Entry],
         lines: Mapping[str, list[dict[str, Any]]],
     ) -> None:
-        """Save one round: the memories that changed, and new lines of the records."""
+        """Save one round: whose memories have changed, and new lines of the records.
+
+        The models themselves are on the shelf already. What this takes does not depend
+        on how many clients there are.
+        """
         t = federation.round
         with self._guarded():
-            lengths = {
-                name: self._append(name, lines.get(name, [])) for name in RECORDS
-            }
-            personal, losses = (
-                dict(self._index["personal"]),
-                dict(self._index["losses"]),
-            )
-            for client, memory in memories.items():
-                losses[str(client)] = memory.losses
-                if memory.own is not None:
-                    personal[str(client)] = f"client-{client}-round-{t}.safetensors"
-                    _write(
-                        self.path / "personal" / personal[str(client)], save(memory.own)
-                    )
+            known = Known(federation, accuracies, {**self._known.entries, **entries})
+            journal = {JOURNAL: [known.since(self._known, entries)]}
             global_file = f"global-round-{t}.safetensors"
-            _write(
+            write_whole(
                 self.path / "checkpoint" / global_file, save(federation.global_state)
             )
             index = {
                 "round": t,
-                "stopped": sorted(federation.stopped),
-                "met": sorted(federation.met),
-                "personal_accuracy": accuracies.personal,
-                "global_accuracy": accuracies.global_,
                 "global": global_file,
-                "personal": personal,
-                "losses": losses,
-                "lengths": lengths,
+                "global_accuracy": accuracies.global_,
+                "lengths": {
+                    name: self._append(name, {**lines, **journal}.get(name, []))
+                    for name in (*RECORDS, JOURNAL)
+                },
                 "data": self._index.get("data", ""),
             }
             text = json.dumps(index, indent=1)
-            _write(self.path / "checkpoint/federation.json", text.encode())
-            self._index = index
-            self._remove_old()
+            write_whole(self.path / "checkpoint/federation.json", text.encode())
+            before, self._index = self._index, index
+            old, self._known = self._known, known
+            self._remove_old(before, old, entries)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary of a finished run."""
         with self._guarded():
             text = json.dumps(summary, indent=2) + "\n"
-            _write(self.path / "summary.json", text.encode())
+            write_whole(self.path / "summary.json", text.encode())
 
     def close(self) -> None:
         """Let others use the folder."""
@@ -195,11 +213,24 @@ class RunFolder:
             file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
             return file.tell()
 
-    def _remove_old(self) -> None:
-        wanted = {*self._index["personal"].values(), self._index["global"]}
-        for folder, keep in (("personal", ()), ("checkpoint", CHECKPOINT_FILES)):
+    def _remove_old(
+        self, index: dict[str, Any], old: "Known", entries: Mapping[int, Entry]
+    ) -> None:
+        """Remove what the round before has left, now that there is better."""
+        if "global" in index and index["global"] != self._index["global"]:
+            (self.path / "checkpoint" / index["global"]).unlink(missing_ok=True)
+        for client, entry in entries.items():
+            before = old.entries.get(client)
+            if before is not None and before.file and before.file != entry.file:
+                self.shelf.drop(before.file)
+
+    def _remove_strangers(self) -> None:
+        """Remove files of a round that was not saved whole."""
+        wanted = {entry.file for entry in self._known.entries.values()}
+        wanted |= {self._index["global"], *CHECKPOINT_FILES}
+        for folder in ("personal", "checkpoint"):
             for file in (self.path / folder).iterdir():
-                if file.name not in wanted and file.name not in keep:
+                if file.name not in wanted:
                     file.unlink()
 
     def _acquire(self) -> None:
@@ -222,29 +253,28 @@ class RunFolder:
         except OSError as error:
             raise self._cannot_write(error) from error
 
+    @contextmanager
+    def saying_what_is_saved(self) -> Iterator[None]:
+        """For whoever puts memories on the shelf inside."""
+        try:
+            yield
+        except ShelfError as error:
+            raise StorageError(f"{error}{self._so_far()}") from error
+
     def _cannot_write(self, error: OSError) -> StorageError:
         reason = error.strerror or str(error)
-        so_far = ""
-        if self.round:
-            so_far = (
-                f"; rounds up to {self.round} are saved: mend it, then go on with "
-                f"`fedspu run --resume {self.path}`"
-            )
-        return StorageError(f"{self.path}: cannot write ({reason}){so_far}")
+        return StorageError(f"{self.path}: cannot write ({reason}){self._so_far()}")
+
+    def _so_far(self) -> str:
+        if not self.round:
+            return ""
+        return (
+            f"; rounds up to {self.round} are saved: mend it, then go on with "
+            f"`fedspu run --resume {self.path}`"
+        )
 
 
-CHECKPOINT_FILES = ("initial.safetensors", "federation.json")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+CHECKPOINT_FILES = ("initial.safetensors", "federation.json", "clients.jsonl")
 
 
 def _cut(path: Path, length: int) -> None:
@@ -275,52 +305,94 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 INDEX_KEYS = {
-    *("round", "stopped", "met", "personal_accuracy", "global_accuracy"),
-    *("global", "personal", "losses", "lengths"),
+    *("round", "global", "global_accuracy", "lengths"),
 }
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Everything a run needs to go on from its last save."""
+@dataclass(frozen=True)
+class Known:
+    """What is known of clients after a round: memories, accuracies, who has stopped."""
+
+    federation: Federation = field(default_factory=lambda: Federation(0, {}))
+    accuracies: Accuracies = field(default_factory=Accuracies)
+    entries: Mapping[int, Entry] = field(default_factory=dict)
+
+    def since(self, old: "Known", entries: Mapping[int, Entry]) -> dict[str, Any]:
+        """What has changed since a round, as one line of the journal."""
+        now, before = self.federation, old.federation
+        known, kept = old.accuracies.personal, before.kept
+        return {
+            "round": now.round,
+            "stopped": sorted(now.stopped - before.stopped),
+            "met": sorted(now.met - before.met),
+            "accuracy": {
+                client: accuracy
+                for client, accuracy in self.accuracies.personal.items()
+                if known.get(client) != accuracy
+            },
+            "entries": {k: [e.file, e.losses] for k, e in sorted(entries.items())},
+            "kept": {
+                client: {name: i.tolist() for name, i in now.kept[client].items()}
+                for client in sorted(entries.keys() & now.kept.keys())
+                if not _equal(now.kept[client], kept.get(client))
+            },
+        }
+
+
+def _equal(a: Active, b: Active | None) -> bool:
+    return b is not None and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _replay(path: Path) -> Known:
+    """What is known of clients after the last save, from the journal."""
+    stopped: set[int] = set()
+    met: set[int] = set()
+    personal: dict[int, float] = {}
+    entries: dict[int, Entry] = {}
+    kept: dict[int, Active] = {}
+    try:
+        for line in read_lines(path, JOURNAL):
+            stopped.update(line["stopped"])
+            met.update(line["met"])
+            personal.update({int(k): value for k, value in line["accuracy"].items()})
+            for client, (file, losses) in line["entries"].items():
+                entries[int(client)] = Entry(file, tuple(losses))
+            for client, active in line["kept"].items():
+                kept[int(client)] = {n: torch.tensor(i) for n, i in active.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path}: its checkpoint is damaged ({error!r})") from None
     index = read_index(path)
-    memories = {
-        int(client): Memory(
-            own=(
-                _load(path / "personal" / index["personal"][client])
-                if client in index["personal"]
-                else None
-            ),
-            losses=tuple(losses),
-        )
-        for client, losses in index["losses"].items()
-    }
-    met = frozenset(index["met"])
-    personal = {int(k): value for k, value in index["personal_accuracy"].items()}
+    federation = Federation(
+        index["round"], {}, frozenset(stopped), frozenset(met), kept
+    )
+    judged = federation.met & frozenset(personal)
+    accuracies = Accuracies(personal, judged, index["global_accuracy"])
+    return Known(federation, accuracies, entries)
+
+
+def read_checkpoint(path: Path, shelf: Shelf | None = None) -> Checkpoint:
+    """Everything a run needs to go on from its last save."""
+    known = _replay(path)
     return Checkpoint(
-        federation=Federation(
-            round=index["round"],
-            global_state=_load(path / "checkpoint" / index["global"]),
-            stopped=frozenset(index["stopped"]),
-            met=met,
-        ),
-        accuracies=Accuracies(
-            personal, met & frozenset(personal), index["global_accuracy"]
-        ),
-        memories=memories,
+        federation=replace(known.federation, global_state=read_global(path)),
+        accuracies=known.accuracies,
+        memories=Memories(shelf or Shelf(path / "personal"), known.entries),
     )
 
 
-def read_personal(path: Path, client: int) -> State:
-    """A client's own model as last saved; w0 if it never took part."""
-    index = read_index(path)
-    name = index["personal"].get(str(client))
-    file = f"personal/{name}" if name else "checkpoint/initial.safetensors"
-    return _load(path / file)
+def read_personal(path: Path, client: int) -> Memory:
+    """What a client has as last saved; w0 if it never took part."""
+    entry = _replay(path).entries.get(client)
+    initial = Held(read_state(path / "checkpoint/initial.safetensors"))
+    if entry is None or entry.file is None:
+        return Memory(initial)
+    memory = read_memory(path / "personal" / entry.file)
+    return memory if memory.own else replace(memory, own=initial)
 
 
 def read_global(path: Path) -> State:
     """The global model as last saved."""
-    return _load(path / "checkpoint" / read_index(path)["global"])
+    return read_state(path / "checkpoint" / read_index(path)["global"])
 
 
 def read_lines(path: Path, name: str) -> list[dict[str, Any]]:
@@ -328,10 +400,3 @@ def read_lines(path: Path, name: str) -> list[dict[str, Any]]:
     length = read_index(path)["lengths"][name]
     with (path / name).open("rb") as file:
         return [json.loads(line) for line in file.read(length).splitlines()]
-
-
-def _load(path: Path) -> State:
-    try:
-        return load_file(path)
-    except Exception as error:  # safetensors has no base class of its own
-        raise StorageError(f"{path}: cannot be read ({error})") from error

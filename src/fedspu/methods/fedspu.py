@@ -7,7 +7,7 @@ Devices with Stochastic Parameter Update", AAAI 2025. Departs from the paper now
 from fedspu.core.blocks import merge
 from fedspu.methods.method import (
     Method,
-    personal_model,
+    own_model,
     random_neurons,
     what_was_offered,
 )
@@ -18,7 +18,7 @@ fedspu = Method(
     offer=random_neurons,
     start=merge,
     keep=what_was_offered,
-    judge=personal_model,
+    judge=own_model,
     keeps_own=True,
     in_words=(
         "a random fraction p of every layer's neurons, new each round",

@@ -2,27 +2,60 @@
 
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from fedspu.federation.plan import Plan
 from fedspu.federation.run import Accuracies, RoundReport
 from fedspu.federation.server import Federation
+from fedspu.settings import MethodSettings
 
 COSTS = ("bytes_initial", "bytes_down", "bytes_up", "index_bytes")
 
 
+class Clock:
+    """Where the time of each round goes."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self._began = perf_counter()
+
+    def round(self, report: RoundReport) -> dict[str, float]:
+        """Seconds of a round, ended now: its own, and what was done for it.
+
+        ``clients`` is the time the server waited for replies, of which ``training`` was
+        spent on turns (by each worker); ``other`` are records, files and display of
+        the round before.
+        """
+        now = perf_counter()
+        wall, self._began = now - self._began, now
+        costs = [answer.cost.train_seconds for answer in report.answers.values()]
+        known = report.seconds
+        return {
+            "wall_seconds": wall,
+            "server": known["server"],
+            "clients": known["clients"],
+            "training": sum(costs) / self.num_workers,
+            "judging": known["judging"],
+            "other": wall - sum(known.values()),
+        }
+
+
 def record_round(
-    plan: Plan, report: RoundReport, wall_seconds: float
+    plan: Plan, report: RoundReport, seconds: Mapping[str, float]
 ) -> dict[str, list[dict[str, Any]]]:
     """The lines that one round adds, by record; times are kept apart."""
     costs = [answer.cost for answer in report.answers.values()]
     losses = [answer.reply.train_loss for answer in report.answers.values()]
-    seconds = [cost.train_seconds for cost in costs]
+    turns = [cost.train_seconds for cost in costs]
     round_line = {
         "round": report.federation.round,
         "clients": sorted(report.answers),
-        "train_loss": sum(losses) / len(losses),
+        "missing_clients": list(report.missing),
+        "train_loss": sum(losses) / len(losses) if losses else None,
         "personal_accuracy": report.accuracies.personal_mean,
         "participating_accuracy": report.accuracies.participating_mean,
         "global_accuracy": (
@@ -39,9 +72,12 @@ def record_round(
         "times.jsonl": [
             {
                 "round": report.federation.round,
-                "train_seconds": sum(seconds),
-                "critical_seconds": max(seconds),
-                "wall_seconds": wall_seconds,
+                "train_seconds": sum(turns),
+                "critical_seconds": max(turns, default=0.0),
+                **seconds,
+                "retried_clients": [
+                    k for k, answer in report.answers.items() if answer.retried
+                ],
             }
         ],
     }
@@ -68,6 +104,7 @@ def summarise(
     accuracies: Accuracies,
     rounds: Sequence[dict[str, Any]],
     times: Sequence[dict[str, Any]],
+    num_workers: int = 1,
 ) -> dict[str, Any]:
     """The summary of a whole run, from where it stands and its records."""
     by_capacity: dict[str, list[float]] = {}
@@ -76,6 +113,8 @@ def summarise(
     settings = plan.settings
     return {
         "method": plan.method.name,
+        "reading": plan.method.reading,
+        "label": label(settings.method),
         "dataset": plan.data.name,
         "model": settings.model,
         "alpha": settings.data.alpha,
@@ -96,11 +135,34 @@ def summarise(
             name: sum(line[name] for line in times)
             for name in ("train_seconds", "critical_seconds", "wall_seconds")
         },
+        "workers": num_workers,
+        "missing_turns": sum(len(line["missing_clients"]) for line in rounds),
         "peak_rss_bytes": peak_rss_bytes(),
     }
 
 
+def label(chosen: MethodSettings) -> str:
+    """A method's name, with what was set beside it: ``fedavg@finetune=5``."""
+    default = MethodSettings()
+    options = [
+        str(value) if name == "reading" else f"{name}={str(value).lower()}"
+        for name, value in chosen
+        if name != "name" and value != getattr(default, name)
+    ]
+    return "@".join([chosen.name, *options])
+
+
+def forget_peak() -> None:
+    """Begin to measure the peak anew, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_rss_bytes() -> int:
-    """The most memory this process has held so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """The most memory this process has held, since ``forget_peak`` where it can."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else held * 1024

@@ -126,6 +126,37 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def time_table(times: Sequence[Mapping[str, Any]], workers: int) -> Table:
+    """Where the time of a run went."""
+    total = {
+        name: sum(line[name] for line in times) for name in (*PHASES, "wall_seconds")
+    }
+    waiting = total["clients"] - total["training"]
+    rows = {**{PHASES[name]: total[name] for name in PHASES}, WAITING: waiting}
+    rows.pop(PHASES["clients"])
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for title, seconds in rows.items():
+        table.add_row(
+            title, duration(seconds), percent(seconds / total["wall_seconds"])
+        )
+    wall = duration(total["wall_seconds"])
+    table.add_row(f"all, on {workers} worker{'s' * (workers > 1)}", wall, "")
+    return table
+
+
+PHASES = {
+    "training": "clients' turns, by each worker",
+    "judging": "judging",
+    "server": "choosing, sending, averaging",
+    "other": "records, files, display",
+    "clients": "",
+}
+WAITING = "workers waiting, messages"
+
+
 COMPARED = (
     ("personal accuracy", "personal_accuracy"),
     ("global accuracy", "global_accuracy"),
@@ -136,7 +167,8 @@ def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
     """One row for each method and alpha, over its seeds; in the order first met."""
     cells: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for summary in summaries:
-        cells.setdefault((summary["method"], summary["alpha"]), []).append(summary)
+        method = summary.get("label", summary["method"])
+        cells.setdefault((method, summary["alpha"]), []).append(summary)
     first = next(iter(cells))[0]
     rows = []
     for (method, alpha), runs in cells.items():

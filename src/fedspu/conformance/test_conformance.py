@@ -1,0 +1,65 @@
+"""The laws as tests: ``pytest --pyargs fedspu.conformance``.
+
+All methods of fedspu, or the one that the environment names, as it is named in
+settings; ``fjord@original`` is another reading of one of ours::
+
+    FEDSPU_METHOD=package.module:record pytest --pyargs fedspu.conformance
+    FEDSPU_METHOD=... FEDSPU_LEAVE_OUT=law,law pytest --pyargs fedspu.conformance
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from fedspu.conformance import LAWS, MODELS, Ground, Subject, Violation, laws_for
+from fedspu.conformance.nets import made_examples
+from fedspu.methods import READINGS, find_method
+from fedspu.methods.method import Method
+
+
+def methods_on_trial() -> dict[str, Method]:
+    """The method that the environment names, or all of ours."""
+    if named := os.environ.get("FEDSPU_METHOD"):
+        name, _, reading = named.partition("@")
+        return {named: find_method(name, reading or None)}
+    return {f"{method.name}-{method.reading}": method for method in READINGS}
+
+
+METHODS = methods_on_trial()
+
+
+def cases() -> Iterator[tuple[str, str, str]]:
+    """Model, method and law; tests of one subject follow each other."""
+    leave_out = [n for n in os.environ.get("FEDSPU_LEAVE_OUT", "").split(",") if n]
+    for model in MODELS:
+        for name, method in METHODS.items():
+            for law in laws_for(method, leave_out):
+                yield model, name, law
+
+
+@cache
+def ground(model: str) -> Ground:
+    """One ground for all methods, so that FedAvg is played once."""
+    return Ground(model, MODELS[model], made_examples())
+
+
+@cache
+def subject(model: str, method: str) -> Subject:
+    """One subject for all laws, so that its runs are played once."""
+    return Subject(METHODS[method], ground(model))
+
+
+@pytest.mark.parametrize(("model", "method", "law"), list(cases()))
+def test_a_method_obeys_the_law(model: str, method: str, law: str) -> None:
+    """What is violated is said in one paragraph; an error has its traceback."""
+    violation = None
+    try:
+        LAWS[law](subject(model, method))
+    except Violation as found:
+        if found.__cause__ is not None:
+            raise
+        violation = str(found)
+    if violation is not None:
+        pytest.fail(violation, pytrace=False)

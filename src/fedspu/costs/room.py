@@ -1,0 +1,51 @@
+"""What a run will need of RAM and disk, and what is there; both are estimates."""
+
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of RAM and disk."""
+
+    ram: float
+    disk: float
+
+
+def room_needed(
+    model: int,
+    num_kept: int,
+    per_round: int,
+    num_workers: int,
+    cache: float,
+) -> Room:
+    """What a run needs, beside its data and what training steps hold.
+
+    ``model`` are the bytes of one model, ``num_kept`` the clients that may come to keep
+    one, ``cache`` the bytes of them that a process may hold. The server has the global
+    model twice, sums and weights in float64, and the replies of a round that wait for
+    their turn; a worker a model to work in, its gradients, and three states on the way.
+    """
+    waiting = min(per_round, 16 + 4 * num_workers)
+    server = 6 * model + waiting * model
+    worker = 6 * model + min(cache, num_kept * model)
+    return Room(
+        ram=server + num_workers * worker,
+        disk=(num_kept + per_round + 3) * model,
+    )
+
+
+def room_here(folder: Path | None) -> Room:
+    """What is free: RAM, and disk where ``folder`` will be; infinite if unknown."""
+    ram = disk = float("inf")
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        ram = int(line.split()[1]) * 1024
+    if folder is not None:
+        there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        with suppress(OSError):
+            disk = shutil.disk_usage(there).free
+    return Room(ram, disk)

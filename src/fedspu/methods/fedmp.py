@@ -1,0 +1,17 @@
+"""FedMP: a client keeps the neurons with the largest weights, by their l1 norm.
+
+Jiang et al., "FedMP: Federated Learning through Adaptive Model Pruning in Heterogeneous
+Edge Computing", ICDE 2022, as the FedSPU paper compares with it: pruned once, by
+client, to the capacity of each. In the original the server prunes, by a ratio that a
+bandit chooses from round times, and adds back what it had cut off before it averages.
+"""
+
+from fedspu.methods.method import Score
+from fedspu.methods.pruning import keeps_best
+
+fedmp = keeps_best(
+    "fedmp",
+    "Jiang et al., ICDE 2022",
+    score=Score("weights", order=1),
+    in_words="the l1 norm of their weights",
+)

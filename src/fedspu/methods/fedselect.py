@@ -1,0 +1,70 @@
+"""FedSelect: a small sub-model that grows, by the neurons with the largest gradients.
+
+Tamirisa et al., "FedSelect: Personalized Federated Learning with Customized Selection
+of Parameters for Fine-Tuning", CVPR 2024, as the FedSPU paper compares with it: "all
+clients start with a small sub-model and gradually expand it", from p = .25 to .5,
+whatever their capacity. The original goes the other way: it starts with all parameters
+shared, and the most changed ones turn personal, entry by entry.
+
+Assumed, as nothing is said of it: p grows evenly with the rounds; a client scores its
+neurons anew, from the whole global model, whenever its p asks for more of them than it
+has; it keeps those it has and adds the top-scored of the others.
+"""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+
+from fedspu.core.active import choose_top, num_active
+from fedspu.core.slim import slimmable
+from fedspu.core.types import Active
+from fedspu.methods.method import Offer, Own, Score, Situation
+from fedspu.methods.pruning import keeps_best
+
+FIRST, LAST = Fraction(1, 4), Fraction(1, 2)
+
+
+def width(now: Situation) -> Fraction:
+    """The fraction of neurons in this round: .25 in the first to .5 in the last."""
+    return FIRST + (LAST - FIRST) * Fraction(now.round - 1, max(1, now.rounds - 1))
+
+
+def has_all_it_needs(now: Situation) -> bool:
+    """Whether a client's sub-model is as wide as this round asks for."""
+    kept = now.kept
+    return kept is not None and all(
+        len(kept[group.name]) >= num_active(width(now), group.size)
+        for group in now.neurons.groups
+    )
+
+
+def what_it_kept_or_all(now: Situation) -> Offer:
+    """The neurons the client kept; all of them when it has to choose more."""
+    if now.kept is not None and has_all_it_needs(now):
+        return Offer(now.kept)
+    return Offer(now.neurons.everything())
+
+
+def growing(now: Situation, offer: Offer | None, own: Own) -> Active:
+    """What the client kept before, and the top-scored of the others."""
+    if now.kept is not None and has_all_it_needs(now):
+        return now.kept
+    ranked = dict(own.scores())
+    for name, indices in (now.kept or {}).items():
+        ranked[name] = ranked[name].index_fill(0, indices, torch.inf)
+    return slimmable(now.neurons, choose_top(now.neurons, width(now), ranked))
+
+
+fedselect = replace(
+    keeps_best("fedselect", "Tamirisa et al., CVPR 2024", Score("gradients", 2), ""),
+    offer=what_it_kept_or_all,
+    keep=growing,
+    in_words=(
+        "the full model when the client has to choose; else the neurons it kept",
+        "p = .25 of every layer, growing to .5 with the rounds, by the l2 norm of "
+        "their gradient in an epoch of full training",
+        "its sub-model",
+        "its own sub-model",
+    ),
+)

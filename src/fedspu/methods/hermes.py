@@ -1,0 +1,17 @@
+"""Hermes: a client keeps the neurons with the largest weights, by their l2 norm.
+
+Li et al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile
+Clients", MobiCom 2021, as the FedSPU paper compares with it: pruned once, by client,
+to the capacity of each. The original prunes step by step when the validation accuracy
+allows, and averages only what sub-networks share; no code of its authors was found.
+"""
+
+from fedspu.methods.method import Score
+from fedspu.methods.pruning import keeps_best
+
+hermes = keeps_best(
+    "hermes",
+    "Li et al., MobiCom 2021",
+    score=Score("weights", order=2),
+    in_words="the l2 norm of their weights",
+)

@@ -1,0 +1,448 @@
+"""Every law bites: faults that others' code has, and some of our own, are caught.
+
+Each is planted in the code that really runs, on a net with batch norms whose output
+layer reads a flattened map. That the laws hold without it, the suite itself shows.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedspu import Payload, State, Update, average, choose_random, extract, merge
+from fedspu.conformance import LAWS, Violation, check
+from fedspu.conformance.nets import ConvNet, made_examples
+from fedspu.core import blocks
+from fedspu.core.neurons import state_of
+from fedspu.core.streams import torch_stream
+from fedspu.engines import turns
+from fedspu.federation import client, plan, run, server
+from fedspu.federation.memories import Memories
+from fedspu.federation.messages import Reply
+from fedspu.federation.plan import Plan
+from fedspu.federation.run import Cost
+from fedspu.federation.server import Federation, build_request, choose_clients
+from fedspu.federation.store import Checkpoint, read_checkpoint
+from fedspu.methods.fedspu import fedspu
+from fedspu.methods.method import Lesson, Method, Offer, Situation, local_epochs
+from fedspu.reports.record import summarise
+
+MEAN = "an_entry_is_the_mean_of_those_who_trained_it"
+IDLE = "nothing_is_learnt_from_nothing"
+FEDAVG = "at_full_capacity_it_is_fedavg"
+SAME = "arrival_engine_and_resume_make_no_difference"
+SEED = "the_seed_decides_what_methods_share"
+HELD_OUT = "held_out_examples_are_not_seen"
+MERGED = "what_came_is_where_it_belongs"
+LEAVES = "only_what_was_trained_leaves_a_client"
+BYTES = "bytes_reported_are_bytes_sent"
+WHO = "newcomers_have_w0_and_leavers_stay_away"
+
+Patch = pytest.MonkeyPatch
+
+
+def assert_caught(law: str, method: Method | str = "fedspu", says: str = "") -> None:
+    """That ``check`` reports a violation of this law, in these words."""
+    others = [name for name in LAWS if name != law]
+    with pytest.raises(Violation) as caught:
+        check(method, ConvNet, made_examples(), leave_out=others)
+    assert caught.value.laws == (law,)
+    text = str(caught.value)
+    assert text.startswith(f"{law}: ")
+    assert " on ConvNet violates the law " in text
+    assert "could not be tried" not in text
+    assert says in text
+
+
+def averaging(
+    monkeypatch: Patch, fault: Callable[[State, list[Update]], State]
+) -> None:
+    """The server averages in another way."""
+    monkeypatch.setattr(server, "average", fault)
+
+
+# What the released code does ----------------------------------------------------------
+
+
+def test_values_of_all_neurons_overwritten_by_the_first_ones(
+    monkeypatch: Patch,
+) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        return average(
+            state,
+            [
+                replace(u, payload={n: first_alone(v) for n, v in u.payload.items()})
+                for u in updates
+            ],
+        )
+
+    def first_alone(values: Tensor) -> Tensor:
+        return values[:1].expand_as(values) if values.dim() == 1 else values
+
+    averaging(monkeypatch, fault)
+    assert_caught(MEAN, says="the global conv1.bias")
+
+
+def by_channel(where: blocks.Where, block: Tensor) -> tuple[blocks.Where, Tensor]:
+    """Columns of the flattened map, taken for channels of 2x2 pixels."""
+    rows, columns = where
+    if columns is None:
+        return where, block
+    channels = (columns // 4).unique()
+    return (rows, channels), block[:, : len(channels)]
+
+
+def test_output_columns_indexed_by_channel_when_averaged(monkeypatch: Patch) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        return average(state, [wrong(update) for update in updates])
+
+    def wrong(update: Update) -> Update:
+        name = "fc.weight"
+        where, block = by_channel(update.where[name], update.payload[name])
+        return replace(
+            update,
+            where={**update.where, name: where},
+            payload={**update.payload, name: block},
+        )
+
+    averaging(monkeypatch, fault)
+    assert_caught(MEAN, says="the global fc.weight")
+
+
+def test_output_columns_indexed_by_channel_when_merged(monkeypatch: Patch) -> None:
+    right = blocks.put
+
+    def fault(tensor: Tensor, where: blocks.Where, block: Tensor) -> None:
+        if tensor.shape == (3, 24):
+            where, block = by_channel(where, block)
+        right(tensor, where, block)
+
+    monkeypatch.setattr(blocks, "put", fault)
+    assert_caught(MERGED, says="fc.weight[")
+
+
+def test_full_and_partial_clients_that_overwrite_each_other(
+    monkeypatch: Patch,
+) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        for update in updates:
+            state = merge(state, update.where, update.payload)
+        return state
+
+    averaging(monkeypatch, fault)
+    assert_caught(MEAN, says="of those who trained it client ")
+
+
+@pytest.mark.parametrize("law", [MEAN, LEAVES])
+def test_a_head_that_is_trained_and_never_sent(monkeypatch: Patch, law: str) -> None:
+    def fault(self: Plan, where: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: w for name, w in where.items() if not name.startswith("fc")}
+
+    monkeypatch.setattr(Plan, "leaving", fault)
+    assert_caught(law)
+
+
+def test_a_head_whose_frozen_columns_are_trained() -> None:
+    def fault(lesson: Lesson) -> float:
+        loss = local_epochs(lesson)
+        with torch.no_grad():
+            lesson.model.get_parameter("fc.weight").sub_(0.01)
+        return loss
+
+    assert_caught(LEAVES, replace(fedspu, name="mine", train=fault), says="fc.weight[")
+
+
+def test_initial_personal_models_that_alias_the_global_one(
+    monkeypatch: Patch,
+) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        for name, values in average(state, updates).items():
+            state[name].copy_(values)
+        return state
+
+    averaging(monkeypatch, fault)
+    assert_caught(WHO, says="w0 itself has changed")
+
+
+def test_personal_models_that_begin_from_another_random_network(
+    monkeypatch: Patch,
+) -> None:
+    def fault(plan: Plan, own: Any, initial: State | None) -> State:
+        return state_of(plan.build()) if own is None else own.state
+
+    monkeypatch.setattr(client, "_full", fault)
+    assert_caught(MERGED, says="begins to train from a model in which")
+
+
+@pytest.mark.parametrize("law", [MEAN, LEAVES])
+def test_batch_counts_as_weights(monkeypatch: Patch, law: str) -> None:
+    def fault(*, num_examples: int, **given: Any) -> Reply:
+        return Reply(num_examples=-(-num_examples // 8), **given)
+
+    monkeypatch.setattr(client, "Reply", fault)
+    assert_caught(law)
+
+
+def test_norm_statistics_that_learn_the_test_part(monkeypatch: Patch) -> None:
+    test_parts: list[Tensor] = []
+    right = Plan.examples
+
+    def noted(self: Plan, client: int, part: str) -> tuple[Tensor, Tensor]:
+        test_parts.append(right(self, client, "test")[0])
+        return right(self, client, part)
+
+    def fault(model: torch.nn.Module) -> State:
+        with torch.no_grad():
+            model.train()(test_parts[-1])
+        return state_of(model)
+
+    monkeypatch.setattr(Plan, "examples", noted)
+    monkeypatch.setattr(client, "state_of", fault)
+    assert_caught(HELD_OUT, says="with every test example replaced by NaN")
+
+
+def test_stopping_by_the_test_part(monkeypatch: Patch) -> None:
+    right = Plan.examples
+
+    def fault(self: Plan, client: int, part: str) -> tuple[Tensor, Tensor]:
+        return right(self, client, "test" if part == "val" else part)
+
+    monkeypatch.setattr(Plan, "examples", fault)
+    assert_caught(HELD_OUT, says="with every test example replaced by NaN")
+
+
+def test_training_on_the_validation_part(monkeypatch: Patch) -> None:
+    right = Plan.examples
+
+    def fault(self: Plan, client: int, part: str) -> tuple[Tensor, Tensor]:
+        pairs = zip(right(self, client, part), right(self, client, "val"), strict=True)
+        both = [torch.cat(pair) for pair in pairs]
+        return (both[0], both[1]) if part == "train" else right(self, client, part)
+
+    monkeypatch.setattr(Plan, "examples", fault)
+    assert_caught(HELD_OUT, says="with every val example replaced by NaN")
+
+
+def test_unequal_splits(monkeypatch: Patch) -> None:
+    right = plan.divide
+
+    def fault(settings: Any, data: Any) -> Any:
+        seed = 1 if settings.method.name == "fedspu" else 0
+        return right(settings.model_copy(update={"seed": seed}), data)
+
+    monkeypatch.setattr(plan, "divide", fault)
+    assert_caught(SEED, says="client 0 has ")
+
+
+def test_unequal_initial_models(monkeypatch: Patch) -> None:
+    def fault(seed: int, purpose: str) -> Any:
+        return torch_stream(seed, f"{purpose} {torch.rand(())}")
+
+    monkeypatch.setattr(plan, "torch_stream", fault)
+    assert_caught(SEED, says="the initial conv1.weight[0, 0, 0, 0] is ")
+
+
+def test_unequal_cohorts(monkeypatch: Patch) -> None:
+    def fault(federation: Federation, plan: Plan, t: int) -> list[int]:
+        return choose_clients(
+            federation, plan, t + 10 if plan.method.name == "fedspu" else t
+        )
+
+    monkeypatch.setattr(server, "choose_clients", fault)
+    assert_caught(SEED, says="took part, round by round, and in fedavg")
+
+
+@pytest.mark.parametrize("law", [SEED, FEDAVG])
+def test_unequal_learning_rates(monkeypatch: Patch, law: str) -> None:
+    right = Plan.recipe.func  # type: ignore[attr-defined]  # a cached property has one
+
+    def fault(self: Plan) -> Any:
+        return replace(right(self), lr=0.2 if self.method.name == "fedspu" else 0.1)
+
+    monkeypatch.setattr(Plan, "recipe", property(fault))
+    assert_caught(law)
+
+
+def test_a_learning_rate_of_the_methods_own() -> None:
+    def fault(lesson: Lesson) -> float:
+        return local_epochs(replace(lesson, recipe=replace(lesson.recipe, lr=0.2)))
+
+    mine = replace(fedspu, name="mine", train=fault)
+    assert_caught(FEDAVG, mine, says=f'leave_out=["{FEDAVG}"]')
+
+
+def test_batches_in_an_order_of_the_methods_own() -> None:
+    def fault(lesson: Lesson) -> float:
+        return local_epochs(replace(lesson, rng=np.random.default_rng(3)))
+
+    assert_caught(
+        SEED, replace(fedspu, name="mine", train=fault), says="batches 0 times"
+    )
+
+
+def test_stopped_clients_that_return(monkeypatch: Patch) -> None:
+    def fault(federation: Federation, plan: Plan, t: int) -> list[int]:
+        return choose_clients(replace(federation, stopped=frozenset()), plan, t)
+
+    monkeypatch.setattr(server, "choose_clients", fault)
+    assert_caught(WHO, says="has stopped, and takes part in round 3")
+
+
+def test_personal_models_sent_to_the_server(monkeypatch: Patch) -> None:
+    def fault(state: State, where: Mapping[str, Any]) -> Payload:
+        return {name: state[name] for name in where}
+
+    monkeypatch.setattr(client, "extract", fault)
+    assert_caught(LEAVES, says="bytes of values; the entries it trained are ")
+
+
+@dataclass(frozen=True)
+class Hoarding(Federation):
+    """A server that keeps the clients' own models."""
+
+    personal: dict[int, State] = field(default_factory=dict)
+
+
+def test_personal_models_kept_by_the_server(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(server, "Federation", Hoarding)
+    assert_caught(LEAVES, says="the server also keeps personal")
+
+
+def test_personal_models_sent_through_the_server(monkeypatch: Patch) -> None:
+    def fault(federation: Federation, plan: Plan, t: int, client: int) -> Any:
+        request = build_request(federation, plan, t, client)
+        noise = {name: v + 1 for name, v in request.payload.items()}
+        return replace(request, payload=noise) if t > 1 else request
+
+    monkeypatch.setattr(server, "build_request", fault)
+    assert_caught(LEAVES, says="that are not the")
+
+
+# What others do, and what we might ----------------------------------------------------
+
+
+@pytest.mark.parametrize("law", [MEAN, IDLE])
+def test_entries_that_nobody_trained_set_to_zero(monkeypatch: Patch, law: str) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        zeros = {name: torch.zeros_like(v) for name, v in state.items()}
+        return average(zeros, updates)
+
+    averaging(monkeypatch, fault)
+    assert_caught(law, "fjord")
+
+
+def test_all_clients_weighed_alike(monkeypatch: Patch) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        return average(state, [replace(update, num_examples=1) for update in updates])
+
+    averaging(monkeypatch, fault)
+    assert_caught(MEAN)
+
+
+def test_a_plain_mean_over_clients_that_did_not_train_it(monkeypatch: Patch) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        return average(
+            state,
+            [
+                Update(
+                    {name: (None,) * values.dim() for name, values in state.items()},
+                    merge(state, update.where, update.payload),
+                    update.num_examples,
+                )
+                for update in updates
+            ],
+        )
+
+    averaging(monkeypatch, fault)
+    assert_caught(MEAN)
+
+
+def test_a_sum_in_the_order_of_arrival(monkeypatch: Patch) -> None:
+    def fault(state: State, updates: list[Update]) -> State:
+        total = {name: torch.zeros_like(v) for name, v in state.items()}
+        weight = {name: torch.zeros_like(v) for name, v in state.items()}
+        for update in updates:
+            for name, where in update.where.items():
+                index = blocks.mesh(total[name], where)
+                total[name][index] += update.num_examples * update.payload[name]
+                weight[name][index] += update.num_examples
+        return {
+            name: torch.where(weight[name] > 0, total[name] / weight[name], v)
+            for name, v in state.items()
+        }
+
+    averaging(monkeypatch, fault)
+    monkeypatch.setattr(run, "_in_client_order", lambda clients, answers: answers)
+    assert_caught(SAME, says="with the last reply first")
+
+
+def test_neurons_drawn_from_a_generator_that_is_shared() -> None:
+    shared = np.random.default_rng(0)
+
+    def fault(now: Situation) -> Offer:
+        return Offer(choose_random(now.neurons, now.capacity, shared))
+
+    assert_caught(
+        SAME, replace(fedspu, name="mine", offer=fault), says="after a resume"
+    )
+
+
+def test_a_resume_that_forgets_who_stopped(monkeypatch: Patch) -> None:
+    forgets(monkeypatch, stopped=frozenset())
+    assert_caught(SAME, says="after a resume clients ")
+
+
+def test_a_resume_that_forgets_which_neurons_were_kept(monkeypatch: Patch) -> None:
+    forgets(monkeypatch, kept={})
+    assert_caught(SAME, "hermes", says="after a resume")
+
+
+def forgets(monkeypatch: Patch, **what: Any) -> None:
+    def fault(*given: Any) -> Checkpoint:
+        found = read_checkpoint(*given)
+        return replace(found, federation=replace(found.federation, **what))
+
+    monkeypatch.setattr("fedspu.simulation.read_checkpoint", fault)
+
+
+def test_a_resume_that_forgets_personal_models(monkeypatch: Patch) -> None:
+    def fault(*given: Any) -> Checkpoint:
+        return replace(read_checkpoint(*given), memories=Memories())
+
+    monkeypatch.setattr("fedspu.simulation.read_checkpoint", fault)
+    assert_caught(SAME, says="after a resume")
+
+
+@pytest.mark.parametrize("name", ["bytes_up", "bytes_down", "index_bytes"])
+def test_bytes_that_are_under_reported(monkeypatch: Patch, name: str) -> None:
+    def fault(**given: Any) -> Cost:
+        return Cost(**{**given, name: given[name] // 2})
+
+    monkeypatch.setattr(turns, "Cost", fault)
+    assert_caught(BYTES, says=f"{name} = ")
+
+
+def test_bytes_that_a_summary_leaves_out(monkeypatch: Patch) -> None:
+    def fault(*given: Any) -> dict[str, Any]:
+        return {**summarise(*given), "bytes_initial": 0}
+
+    monkeypatch.setattr("fedspu.simulation.summarise", fault)
+    assert_caught(BYTES, says="the summary says bytes_initial = 0")
+
+
+def test_what_came_and_was_ignored(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(blocks, "put", lambda tensor, where, block: None)
+    assert_caught(MERGED)
+
+
+def test_a_trained_entry_that_is_not_sent(monkeypatch: Patch) -> None:
+    def fault(state: State, where: Any) -> Payload:
+        payload = extract(state, where)
+        return {**payload, "fc.bias": torch.zeros_like(payload["fc.bias"])}
+
+    monkeypatch.setattr(client, "extract", fault)
+    assert_caught(LEAVES, says="has values that are not those it trained")

@@ -1,0 +1,278 @@
+"""What a user of the suite sees: reports, refusals, a method of one's own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedspu.conformance import (
+    EXEMPT,
+    LAWS,
+    MODELS,
+    Ground,
+    Subject,
+    Violation,
+    check,
+    examine,
+    laws_for,
+)
+from fedspu.conformance.entries import first_difference, is_active
+from fedspu.conformance.nets import ConvNet, made_examples, mlp
+from fedspu.core.neurons import Axis, NeuronGroup, Neurons
+from fedspu.engines.local import LocalEngine
+from fedspu.errors import ModelError, SettingsError
+from fedspu.federation.messages import Request
+from fedspu.federation.run import Answer
+from fedspu.methods import READINGS, find_method
+from fedspu.methods.fedspu import fedspu
+from fedspu.methods.method import Lesson, local_epochs
+
+DATA = made_examples()
+SAME = "arrival_engine_and_resume_make_no_difference"
+
+
+def only(*laws: str) -> list[str]:
+    """The names of all other laws."""
+    return [name for name in LAWS if name not in laws]
+
+
+# A method of one's own ----------------------------------------------------------------
+
+
+def test_a_method_of_ones_own_passes_without_being_listed_anywhere() -> None:
+    check(replace(fedspu, name="mine", reference="nobody"), mlp, DATA)
+
+
+def test_a_violation_lists_every_law_that_is_broken_once() -> None:
+    def noisy(lesson: Lesson) -> float:
+        loss = local_epochs(lesson)
+        with torch.no_grad():
+            for parameter in lesson.model.parameters():
+                parameter.add_(0.5)
+        return loss
+
+    laws = ("nothing_is_learnt_from_nothing", "only_what_was_trained_leaves_a_client")
+    with pytest.raises(Violation) as caught:
+        check(
+            replace(fedspu, name="noisy", train=noisy),
+            mlp,
+            DATA,
+            leave_out=only(*laws, "bytes_reported_are_bytes_sent"),
+        )
+    assert caught.value.laws == laws
+    first, second = str(caught.value).split("\n\n")
+    assert first.startswith("nothing_is_learnt_from_nothing: noisy on mlp violates ")
+    assert second.startswith("only_what_was_trained_leaves_a_client: noisy on mlp ")
+
+
+def test_a_violation_names_law_method_model_entry_and_numbers() -> None:
+    def drifting(lesson: Lesson) -> float:
+        loss = local_epochs(lesson)
+        with torch.no_grad():
+            lesson.model.get_parameter("1.bias").fill_(2.0)
+        return loss
+
+    with pytest.raises(Violation) as caught:
+        check(
+            replace(fedspu, name="drifting", train=drifting),
+            mlp,
+            DATA,
+            leave_out=only("nothing_is_learnt_from_nothing"),
+        )
+    text = str(caught.value)
+    assert "nothing_is_learnt_from_nothing: drifting on mlp" in text
+    assert "after round 1 at learning rate 0" in text
+    assert "the global 1.bias[0] is 2.0 instead of " in text
+    assert "of 8 entries of 1.bias differ" in text
+
+
+def test_a_method_that_fails_is_reported_with_its_error() -> None:
+    def broken(lesson: Lesson) -> float:
+        raise ZeroDivisionError("no such luck")
+
+    with pytest.raises(Violation, match="it could not be tried: ZeroDivisionError: no"):
+        check(replace(fedspu, name="broken", train=broken), mlp, DATA)
+
+
+def test_a_report_has_one_line_for_each_law_and_model() -> None:
+    findings = examine("local", leave_out=only("bytes_reported_are_bytes_sent"))
+    assert [finding.model for finding in findings] == list(MODELS)
+    assert all(finding.violation is None for finding in findings)
+    assert all(finding.seconds > 0 for finding in findings)
+
+
+def test_a_law_that_does_not_exist_cannot_be_left_out() -> None:
+    with pytest.raises(SettingsError) as caught:
+        check("fedspu", leave_out=["bytes_reported_are_bytes_send"])
+    text = str(caught.value)
+    assert "did you mean bytes_reported_are_bytes_sent?" in text
+    assert all(law in text for law in LAWS)
+
+
+def test_a_model_without_data_is_refused() -> None:
+    with pytest.raises(SettingsError, match="expected a model and data for it"):
+        check("fedspu", ConvNet)
+
+
+def test_a_model_that_will_not_do_is_refused_as_in_any_run() -> None:
+    with pytest.raises(ModelError, match="the model failed on two examples"):
+        check("fedspu", lambda: torch.nn.Linear(7, 3), DATA)
+
+
+def test_laws_are_left_out_for_few_methods_and_on_purpose() -> None:
+    left_out = {m.name: LAWS.keys() - laws_for(m).keys() for m in READINGS}
+    assert (
+        {name for name, laws in left_out.items() if laws} == {"fedselect"} == {*EXEMPT}
+    )
+
+
+# Engines ------------------------------------------------------------------------------
+
+
+class Careless(LocalEngine):
+    """An engine in which one client's reply comes back changed."""
+
+    def exchange(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Answer]]:
+        """What clients said, but for a bias."""
+        for client, answer in super().exchange(requests):
+            payload = {name: v.clone() for name, v in answer.reply.payload.items()}
+            payload["5.bias"] += client == max(requests)
+            yield client, replace(answer, reply=replace(answer.reply, payload=payload))
+
+
+def test_engines_can_be_put_on_trial_too() -> None:
+    check("fedspu", mlp, DATA, leave_out=only(SAME), engines=(LocalEngine,))
+    with pytest.raises(
+        Violation, match=r"on Careless, after round 1, the global 5.bias"
+    ):
+        check("fedspu", mlp, DATA, leave_out=only(SAME), engines=(Careless,))
+
+
+# What is looked at --------------------------------------------------------------------
+
+
+def test_the_usual_run_has_all_that_the_laws_look_at() -> None:
+    trial = Subject(fedspu, Ground("mlp", mlp, DATA)).usual
+    cohorts = trial.cohorts()
+    taken_part = [client for cohort in cohorts for client in cohort]
+    assert all(len(cohort) >= 3 for cohort in cohorts)  # two would add up either way
+    assert len(set(taken_part)) < len(taken_part)  # someone comes twice
+    assert set(taken_part) < set(range(trial.plan.num_clients))  # someone never does
+    capacities = {float(trial.plan.capacity(client)) for client in cohorts[0]}
+    assert capacities == {0.5, 0.75}  # so some entries are not trained by anyone
+    sizes = {len(trial.plan.splits[client].train) for client in cohorts[0]}
+    assert len(sizes) > 1  # weights matter
+    labels = [trial.plan.examples(client, "train")[1] for client in cohorts[0]]
+    assert any(len(own.unique()) < 3 for own in labels)  # HeteroFL leaves rows out
+
+
+def test_full_and_partial_clients_meet_in_the_run_with_early_stopping() -> None:
+    trial = Subject(fedspu, Ground("convnet", ConvNet, DATA)).stopping
+    last = [float(trial.plan.capacity(client)) for client in trial.cohorts()[-1]]
+    assert min(last) < 1.0 == max(last)
+
+
+@pytest.mark.parametrize("method", ["fedspu", "hermes", "local"])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_clients_stop_while_there_is_a_round_to_come(model: str, method: str) -> None:
+    ground = Ground(model, MODELS[model], DATA)
+    trial = Subject(find_method(method), ground).stopping
+    assert trial.federations[2].stopped
+    assert trial.last.round == 3
+
+
+def test_an_entry_is_active_where_all_its_neurons_are() -> None:
+    table = Neurons(
+        (
+            NeuronGroup("a", 2, (Axis("w", dim=0),)),
+            NeuronGroup("b", 2, (Axis("w", dim=1, repeat=2, offset=1),)),
+        ),
+        shapes={"w": (2, 5)},
+    )
+    active = {"a": torch.tensor([1]), "b": torch.tensor([0])}
+    found = is_active(table, active, "w", (2, 5))
+    assert found.tolist() == [[False] * 5, [True, True, True, False, False]]
+
+
+def test_gates_of_one_neuron_are_active_together() -> None:
+    axis = Axis("w", dim=0, copies=3, stride=2)
+    table = Neurons((NeuronGroup("a", 2, (axis,)),), shapes={"w": (6,)})
+    found = is_active(table, {"a": torch.tensor([1])}, "w", (6,))
+    assert found.tolist() == [False, True] * 3
+
+
+def test_a_difference_is_told_by_its_place_and_its_values() -> None:
+    a, b = {"w": torch.zeros(2, 2)}, {"w": torch.zeros(2, 2)}
+    assert first_difference(a, b) is None
+    b["w"][1, 0] = 3.0
+    assert first_difference(a, b) == (
+        "w[1, 0] is 0.0 instead of 3.0 (1 of 4 entries of w differ)"
+    )
+    assert first_difference(a, {"v": b["w"]}) == "v, w in one of the two only"
+
+
+def test_minus_zero_is_not_zero_and_nan_is_nan() -> None:
+    zero, minus = {"w": torch.tensor(0.0)}, {"w": torch.tensor(-0.0)}
+    nan = {"w": torch.tensor(torch.nan)}
+    assert first_difference(zero, minus) == (
+        "w is 0.0 instead of -0.0 (1 of 1 entries of w differ)"
+    )
+    assert first_difference(nan, {"w": torch.tensor(torch.nan)}) is None
+
+
+# From a shell -------------------------------------------------------------------------
+
+OWN = """
+from dataclasses import replace
+import torch
+from fedspu.methods.fedspu import fedspu
+from fedspu.methods.method import local_epochs
+
+good = replace(fedspu, name="good")
+
+def fault(lesson):
+    loss = local_epochs(lesson)
+    with torch.no_grad():
+        next(lesson.model.parameters()).add_(1)
+    return loss
+
+bad = replace(fedspu, name="bad", train=fault)
+"""
+
+
+def in_a_shell(
+    folder: Path, *args: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """What a command says, run elsewhere than in our own folder."""
+    (folder / "own.py").write_text(OWN)
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_pytest_runs_the_suite_on_a_method_of_ones_own(tmp_path: Path) -> None:
+    suite = ["-m", "pytest", "-q", "-W", "error", "--pyargs", "fedspu.conformance"]
+    suite += ["-k", "mlp", "-p", "no:cacheprovider"]
+    good = in_a_shell(tmp_path, *suite, FEDSPU_METHOD="own:good")
+    assert good.returncode == 0, good.stdout
+    assert f"{len(LAWS)} passed" in good.stdout
+    bad = in_a_shell(tmp_path, *suite, FEDSPU_METHOD="own:bad")
+    assert bad.returncode == 1
+    assert "nothing_is_learnt_from_nothing: bad on mlp violates the law" in bad.stdout
+
+
+def test_the_laws_need_no_pytest(tmp_path: Path) -> None:
+    asks = "import fedspu.conformance, sys; print('pytest' in sys.modules)"
+    said = in_a_shell(tmp_path, "-c", asks)
+    assert said.stdout.strip() == "False", said.stderr

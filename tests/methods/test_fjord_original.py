@@ -1,0 +1,177 @@
+"""FjORD's original reading against a slow one written by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedspu import State
+from fedspu.federation.plan import Build, Plan
+from tests.federation.cases import (
+    ConvNet,
+    Played,
+    plan_for,
+    play_all,
+    run_for,
+    same_bits,
+)
+from tests.methods.checks import CLOSE, NETS, assert_same_rounds, double_plan
+from tests.methods.slow import JOINED, FjORDOriginal, Joined, Net, is_statistic
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "conv": ("conv", {"seed": 1}),
+    "conv, none of full width": (
+        "conv",
+        {"seed": 5, "clients__capacities": [0.8, 0.3], "early_stopping": True},
+    ),
+    "conv, stopping, momentum and decay": (
+        "conv",
+        {
+            "seed": 2,
+            "rounds": 4,
+            "early_stopping": True,
+            "train__momentum": 0.5,
+            "train__weight_decay": 0.1,
+        },
+    ),
+    "conv, distilled, lean": (
+        "conv",
+        {"seed": 3, "method__distillation": True, "train__saves": "lean"},
+    ),
+    "mlp, momentum": ("mlp", {"seed": 4, "train__momentum": 0.9, "train__lr": 0.03}),
+    "mlp, distilled, stopping": (
+        "mlp",
+        {
+            "seed": 6,
+            "method__distillation": True,
+            "early_stopping": True,
+            "train__momentum": 0.5,
+        },
+    ),
+}
+
+
+def original(build: Build, **given: Any) -> Plan:
+    return double_plan("fjord", build, method__reading="original", **given)
+
+
+def by_hand(plan: Plan, build: Build, net: Net) -> FjORDOriginal:
+    w0 = double_plan("fedavg", build, seed=plan.settings.seed).initial
+    return FjORDOriginal(plan, net, w0)
+
+
+def row(state: State, i: int) -> State:
+    """A state with the statistics of one width; they have a row for each."""
+    return {
+        name: values[i] if is_statistic(name) else values
+        for name, values in state.items()
+    }
+
+
+def at_last_width(played: Played) -> Played:
+    """The same, its global states with the statistics of the last width alone."""
+    reports = [
+        replace(
+            report,
+            federation=replace(
+                report.federation, global_state=row(report.federation.global_state, -1)
+            ),
+        )
+        for report in played.reports
+    ]
+    return replace(played, reports=reports)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fjord_original_is_what_its_definition_says(case: str) -> None:
+    build, net = NETS[CASES[case][0]]
+    plan = original(build, **CASES[case][1])
+    played, slow = play_all(plan), by_hand(plan, build, net)
+    assert_same_rounds(plan, at_last_width(played), slow.play(), net)
+
+    for report, statistics in zip(played.reports, slow.history, strict=True):
+        for i, expected in enumerate(statistics):
+            found = row(report.federation.global_state, i)
+            for name, values in expected.items():
+                there, beyond = found[name].split(
+                    [len(values), len(found[name]) - len(values)]
+                )
+                assert float((there - values).abs().max()) < CLOSE
+                # What that width does not have is as in w0.
+                assert bool((beyond == ("var" in name)).all())
+        for client, answer in report.answers.items():
+            active = answer.reply.active
+            assert active is not None
+            widths = active.get("(widths)", torch.arange(0)).tolist()
+            up_to = sum(p <= plan.capacity(client) for p in slow.widths)
+            assert widths == (list(range(up_to)) if statistics[0] else [])
+
+
+def test_widths_have_statistics_of_their_own() -> None:
+    plan = original(ConvNet, seed=1)
+    means = play_all(plan).federation.global_state["bn1.running_mean"]
+    assert means.shape == (3, 4)
+    assert len({float(mean) for mean in means[:, 0]}) == 3
+
+
+def test_a_width_that_nobody_drew_keeps_its_statistics() -> None:
+    weak = original(ConvNet, rounds=1, clients__per_round=1, seed=1)
+    (report,) = play_all(weak).reports
+    (client,) = report.answers
+    up_to = sum(p <= weak.capacity(client) for p in (0.3, 0.5, 1.0))
+    means = report.federation.global_state["bn2.running_mean"]
+    assert up_to < 3
+    assert bool((means[up_to:] == 0).all())
+    assert bool((means[:up_to, 0] != 0).all())
+
+
+@pytest.mark.parametrize("distillation", [False, True])
+def test_of_one_width_both_readings_are_the_same(distillation: bool) -> None:
+    given: dict[str, Any] = {
+        "method__name": "fjord",
+        "clients__capacities": [0.5],
+        "rounds": 2,
+    }
+    one = play_all(plan_for(**given))
+    two = play_all(
+        plan_for(method__reading="original", method__distillation=distillation, **given)
+    )
+    assert same_bits(one.federation.global_state, two.federation.global_state)
+
+
+def test_a_width_is_cut_from_layers_that_are_read_together() -> None:
+    plan = original(Joined, seed=1, method__distillation=True, train__momentum=0.5)
+    slow = by_hand(plan, Joined, JOINED)
+    assert_same_rounds(plan, play_all(plan), slow.play(), JOINED)
+
+
+def grouped() -> nn.Module:
+    """A convolution whose two groups of neurons are cut alike."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 12, 3, padding=1, groups=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12 * 16, 3),
+    )
+
+
+def test_a_width_may_be_cut_from_a_slice_of_grouped_convolutions() -> None:
+    # At p = .5 the second has as many inputs as groups, as a depthwise one has.
+    run = run_for(
+        grouped,
+        method__name="fjord",
+        method__reading="original",
+        clients__capacities=[0.34, 0.5, 1.0],
+        clients__per_round=6,
+        rounds=1,
+    )
+    sizes = [
+        tuple(model.get_parameter("3.weight").shape)
+        for model in map(run.personal_model, (0, 2, 4))
+    ]
+    assert sizes == [(4, 1, 3, 3), (6, 1, 3, 3), (12, 3, 3, 3)]

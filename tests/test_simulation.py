@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fedspu
+from fedspu.costs.room import Room
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.client import take_turn
 from fedspu.federation.store import read_checkpoint
@@ -566,3 +567,24 @@ def test_other_data_than_the_run_s_is_refused(tmp_path: Path) -> None:
     with pytest.raises(fedspu.FedSPUError, match="begun with other data"):
         fedspu.resume(tmp_path / "run", model=mlp, data=(x, y[::-1].copy()))
     fedspu.resume(tmp_path / "run", model=mlp, data=(x, y))
+
+
+# Room --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "says"),
+    [
+        (
+            Room(ram=1e12, disk=100),
+            r"up to .* of disk for the models of 6 clients, and",
+        ),
+        (Room(ram=100, disk=1e12), r"about .* of RAM beside data .* lower --workers"),
+    ],
+)
+def test_what_will_be_short_is_said_before_the_run_begins(
+    free: Room, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedspu.simulation.room_here", lambda folder: free)
+    with pytest.warns(UserWarning, match=says):
+        in_folder(tmp_path / "run")

@@ -10,9 +10,12 @@ model, as the peers' do; with ``fedspu`` each trains its share of the neurons.
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from common import (
     StepCounter,
@@ -25,10 +28,13 @@ from common import (
     warm_up,
 )
 
+from fedspu.data.splits import Split, Splits
 from fedspu.engines.local import LocalEngine
+from fedspu.engines.workers import WorkersEngine
+from fedspu.federation.memories import Memories, Shelf
 from fedspu.federation.run import Accuracies, play, play_round
 from fedspu.federation.server import Federation, choose_clients
-from fedspu.simulation import one_thread
+from fedspu.simulation import num_cores, one_thread
 
 
 def main() -> None:
@@ -36,10 +42,12 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--method", choices=("fedavg", "fedspu"), default="fedavg")
     options.add_argument("--judge", action="store_true", help="judge models as well")
+    options.add_argument("--workers", type=int, default=num_cores())
     given = options.parse_args()
     work = load_by(given)
     plan = plan_for(work, given)
-    engine = make_engine(plan, given)
+    room = TemporaryDirectory()
+    engine = make_engine(plan, given, Path(room.name))
     warm_up(work)
     counter = StepCounter()
 
@@ -57,16 +65,20 @@ def main() -> None:
                 began = now
         else:
             for _ in work.cohorts:
-                federation, _ = play_round(federation, plan, engine)
+                federation = play_round(federation, plan, engine).federation
                 now = perf_counter()
                 seconds.append(now - began)
                 began = now
+    engine.close()
+    room.cleanup()
+    steps = counter.steps if engine.num_workers == 1 else None  # workers count apart
     report(
-        *("ours", given, work, startup, seconds, counter.steps),
+        *("ours", given, work, startup, seconds, steps),
         final=federation.global_state,
         packages=("fedspu",),
         method=given.method,
         threads=threads,
+        workers=engine.num_workers,
     )
 
 
@@ -93,12 +105,28 @@ def plan_for(work: Work, given: argparse.Namespace) -> Any:
         replace(split, train=share)
         for split, share in zip(plan.splits, work.shares, strict=True)
     ]
-    return replace(plan, splits=tuple(splits), initial=work.initial)
+    return replace(plan, splits=Given(splits), initial=work.initial)
 
 
-def make_engine(plan: Any, given: argparse.Namespace) -> LocalEngine:
-    """What carries requests to clients: the place for more workers than one."""
-    return LocalEngine(plan)
+class Given(Splits):
+    """Splits as the work has them."""
+
+    def __init__(self, splits: list[Split]) -> None:
+        self._splits = splits
+        self.sizes = np.array([len(split.train) for split in splits])
+
+    def __getitem__(self, client: Any) -> Any:
+        return self._splits[client]
+
+
+def make_engine(
+    plan: Any, given: argparse.Namespace, room: Path
+) -> LocalEngine | WorkersEngine:
+    """What carries requests to clients."""
+    memories = Memories(Shelf(room, cache=200e6))
+    if given.workers == 1:
+        return LocalEngine(plan, memories)
+    return WorkersEngine(plan, memories, given.workers)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedspu import models
 from fedspu.core.neurons import load_state
-from fedspu.costs.room import room_here, room_needed
+from fedspu.costs.room import forget_peak, peak_rss_bytes, room_here, room_needed
 from fedspu.data import Dataset, from_arrays, load
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.workers import WorkersEngine, can_fork
@@ -38,7 +38,7 @@ from fedspu.federation.store import (
 )
 from fedspu.federation.workspace import Workspace
 from fedspu.methods import choose_method
-from fedspu.reports.record import Clock, forget_peak, record_round, summarise
+from fedspu.reports.record import Clock, record_round, summarise
 from fedspu.reports.tables import size
 from fedspu.settings import DataSettings, Settings, flatten, make_settings, read_toml
 
@@ -238,7 +238,10 @@ def _play(
                 folder.save(federation, accuracies, changed, lines)
             if watch:
                 watch(plan, report)
-    summary = summarise(plan, federation, accuracies, rounds, times, engine.num_workers)
+    peak = max(peak_rss_bytes(), engine.peak)
+    summary = summarise(
+        plan, federation, accuracies, rounds, times, engine.num_workers, peak
+    )
     if folder:
         folder.finish(summary)
     last = Checkpoint(federation, accuracies, memories)

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from fedspu.reports.record import COSTS, peak_rss_bytes, record_round, summarise
+from fedspu.costs.room import peak_rss_bytes
+from fedspu.reports.record import COSTS, record_round, summarise
 from tests.federation.cases import plan_for, play_all
 
 

@@ -1,6 +1,8 @@
 """What a run will need of RAM and disk, and what is there; both are estimates."""
 
+import resource
 import shutil
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,3 +51,19 @@ def room_here(folder: Path | None) -> Room:
         with suppress(OSError):
             disk = shutil.disk_usage(there).free
     return Room(ram, disk)
+
+
+def forget_peak() -> None:
+    """Begin to measure the peak anew, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held, since ``forget_peak`` where it can."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else held * 1024

@@ -17,6 +17,7 @@ class LocalEngine:
     """Plays all clients itself; every message crosses as bytes all the same."""
 
     num_workers = 1
+    peak = 0  # memory of processes besides this one
 
     def __init__(self, plan: Plan, memories: Memories | None = None) -> None:
         self.plan = plan

@@ -27,6 +27,7 @@ import torch
 
 from fedspu.core.evaluation import Score
 from fedspu.core.types import State
+from fedspu.costs.room import forget_peak, peak_rss_bytes
 from fedspu.engines.turns import Turn, play_turn, warm_up
 from fedspu.errors import FedSPUError
 from fedspu.federation.client import Which, judge
@@ -82,6 +83,7 @@ class Worker:
         context = multiprocessing.get_context("fork")
         self.down, self.up = mmap(-1, room), mmap(-1, room)
         self.pipe, theirs = context.Pipe()
+        self.peak = 0  # bytes of memory, as it said last
         self.process = context.Process(
             target=_serve,
             args=(plan, shelf, theirs, self.pipe, self.down, self.up, stage),
@@ -103,7 +105,7 @@ class Worker:
         if kind == "error":
             raise pickle.loads(result)
         if kind == "turn":
-            lengths, entry, seconds = result
+            lengths, entry, seconds, self.peak = result
             return Turn(_read(self.up, lengths), entry, seconds)
         return result
 
@@ -127,6 +129,7 @@ class WorkersEngine:
         self._room = 2 * whole + 2**20  # w0, all values, and positions
         self._stage = mmap(-1, whole + 1)
         self._staged = 0  # how many states have been on the stage
+        self.peak = 0  # the most memory that a worker has held, once they have ended
         warm_up(plan)
         self._workers = [self._hire() for _ in range(num_workers)]
 
@@ -172,6 +175,7 @@ class WorkersEngine:
 
     def close(self) -> None:
         """End the workers."""
+        self.peak = max((worker.peak for worker in self._workers), default=self.peak)
         for worker in self._workers:
             worker.end()
         self._workers = []
@@ -289,6 +293,7 @@ def _serve(
     _die_with_parent()
     theirs.close()
     torch.set_num_threads(1)
+    forget_peak()
     workspace = Workspace(plan)
     shown: tuple[int, State] = (0, {})
     while True:
@@ -300,7 +305,9 @@ def _serve(
             if kind == "turn":
                 packet = _read(down, lengths)
                 turn = play_turn(plan, workspace, shelf, packet, *message)
-                pipe.send((kind, (_write(up, turn.up), turn.entry, turn.seconds)))
+                lengths = _write(up, turn.up)
+                took = (turn.entry, turn.seconds, peak_rss_bytes())
+                pipe.send((kind, (lengths, *took)))
             else:
                 t, client, entry, which, staged = message
                 if staged != shown[0]:

@@ -1,10 +1,6 @@
 """A round as lines of the run's records, and a whole run as its summary."""
 
-import resource
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -105,8 +101,12 @@ def summarise(
     rounds: Sequence[dict[str, Any]],
     times: Sequence[dict[str, Any]],
     num_workers: int = 1,
+    peak: int = 0,
 ) -> dict[str, Any]:
-    """The summary of a whole run, from where it stands and its records."""
+    """The summary of a whole run, from where it stands and its records.
+
+    ``peak`` is the most memory that one of its processes has held.
+    """
     by_capacity: dict[str, list[float]] = {}
     for client, accuracy in sorted(accuracies.personal.items()):
         by_capacity.setdefault(str(float(plan.capacity(client))), []).append(accuracy)
@@ -137,7 +137,7 @@ def summarise(
         },
         "workers": num_workers,
         "missing_turns": sum(len(line["missing_clients"]) for line in rounds),
-        "peak_rss_bytes": peak_rss_bytes(),
+        "peak_rss_bytes": peak,
     }
 
 
@@ -150,19 +150,3 @@ def label(chosen: MethodSettings) -> str:
         if name != "name" and value != getattr(default, name)
     ]
     return "@".join([chosen.name, *options])
-
-
-def forget_peak() -> None:
-    """Begin to measure the peak anew, where the system can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_rss_bytes() -> int:
-    """The most memory this process has held, since ``forget_peak`` where it can."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        peak = next(line for line in lines if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) * 1024
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held if sys.platform == "darwin" else held * 1024

@@ -207,6 +207,7 @@ class WorkersEngine:
         self, next_job: Callable[[], Job | None], running: dict[int, Job]
     ) -> Iterator[Done]:
         again: list[Job] = []
+        done: list[Done] = []
         while True:
             for place in range(self.num_workers):
                 if place not in running:
@@ -216,6 +217,10 @@ class WorkersEngine:
                     running[place] = job
                     with suppress(OSError):  # it is dead: found out below
                         self._workers[place].send(job)
+            if done:  # only now, so that no worker waits for what is done with it
+                yield from done
+                done = []
+                continue
             if not running:
                 return
             pipes = {self._workers[place].pipe: place for place in running}
@@ -223,15 +228,14 @@ class WorkersEngine:
                 place = pipes[pipe]  # type: ignore[index]  # of ours, each a connection
                 job = running.pop(place)
                 try:
-                    result = self._workers[place].receive()
+                    done.append(Done(job, self._workers[place].receive()))
                 except (EOFError, OSError):
                     self._replace(place)
                     job.tries += 1
                     if job.tries < MAX_TRIES:
                         again.append(job)
-                        continue
-                    result = None
-                yield Done(job, result)
+                    else:
+                        done.append(Done(job, None))
 
 
 class _Turns:

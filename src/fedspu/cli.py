@@ -427,7 +427,9 @@ def compare(
     if as_json:
         typer.echo(json.dumps(summaries, indent=2))
         return
-    console = Console(soft_wrap=True)
+    # A pipe has no width: whoever reads it wants whole names.
+    width = None if sys.stdout.isatty() else 160
+    console = Console(soft_wrap=True, width=width)
     console.print(rich_table(compare_rows(summaries)))
     console.print(
         "± is the 95 % interval of the mean over seeds (Student's t); differences are "

@@ -252,11 +252,16 @@ def _play(
 def _engine(plan: Plan, memories: Memories) -> Iterator[LocalEngine | WorkersEngine]:
     """The engine that the settings ask for."""
     number = _num_workers(plan)
-    engine: LocalEngine | WorkersEngine
-    if number == 1:
-        engine = LocalEngine(plan, memories)
-    else:
-        engine = WorkersEngine(plan, memories, number)
+    engine: LocalEngine | WorkersEngine | None = None
+    if number > 1:
+        try:
+            engine = WorkersEngine(plan, memories, number)
+        except OSError as error:  # no memory to share, or no more processes
+            warnings.warn(
+                f"workers = {number}: one process, as no other can start ({error})",
+                stacklevel=3,
+            )
+    engine = engine or LocalEngine(plan, memories)
     try:
         yield engine
     finally:

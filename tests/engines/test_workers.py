@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import struct
@@ -13,8 +14,8 @@ from fedspu.engines import workers
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.turns import play_turn
 from fedspu.engines.workers import WorkersEngine, can_fork
-from fedspu.errors import SettingsError, TrainingError
-from fedspu.federation.memories import Memories, Shelf
+from fedspu.errors import SettingsError, StorageError, TrainingError
+from fedspu.federation.memories import Entry, Memories, Shelf, ShelfError
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation, Requests, choose_clients
 from fedspu.methods import READINGS
@@ -199,6 +200,40 @@ def test_where_nothing_can_be_forked_one_process_does_it(
             named(workers=2, rounds=1), model=ConvNet, data=examples()
         )
     assert found.summary["workers"] == 1
+
+
+def test_without_memory_to_share_one_process_does_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*args: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(workers, "mmap", none_left)
+    with pytest.warns(UserWarning, match=r"workers = 2: one process, as no other can"):
+        found = fedspu.simulate(
+            named(workers=2, rounds=1), model=ConvNet, data=examples()
+        )
+    assert found.summary["workers"] == 1
+
+
+def test_a_full_disk_in_a_worker_says_what_is_saved_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "whole", workers=2)
+    put = Shelf.put
+
+    def full(shelf: Shelf, client: int, t: int, memory: Any) -> Entry:
+        if t == 3:
+            raise ShelfError(f"{shelf.folder}: cannot write (No space left on device)")
+        return put(shelf, client, t, memory)
+
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Shelf, "put", full)
+        with pytest.raises(StorageError, match="No space left.*rounds up to 2 are"):
+            run(path, workers=2)
+    fedspu.resume(path, model=ConvNet, data=examples())
+    assert folder_content(path) == folder_content(tmp_path / "whole")
 
 
 def test_a_resumed_run_may_have_other_workers(tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ def _play(
 def _engine(plan: Plan, memories: Memories) -> Iterator[LocalEngine | WorkersEngine]:
     """The engine that the settings ask for."""
     number = _num_workers(plan)
+    _remark_on_workers(plan)
     engine: LocalEngine | WorkersEngine | None = None
     if number > 1:
         try:
@@ -269,23 +270,29 @@ def _engine(plan: Plan, memories: Memories) -> Iterator[LocalEngine | WorkersEng
 
 
 def _num_workers(plan: Plan) -> int:
-    """How many processes play clients; says so if it is not what was asked for."""
-    asked, cores = plan.settings.workers, num_cores()
-    reason = ""
-    if not can_fork():
-        reason = "this system cannot fork"
-    elif plan.device.type != "cpu":
-        reason = f"clients are on {plan.device.type}"
-    if reason:
-        if asked is not None and asked > 1:
-            warnings.warn(f"workers = {asked}: one process, as {reason}", stacklevel=3)
+    """How many processes play clients."""
+    if _why_alone(plan):
         return 1
-    if asked is not None and asked > cores:
+    return min(plan.settings.workers or num_cores(), plan.settings.clients.per_round)
+
+
+def _why_alone(plan: Plan) -> str:
+    """Why one process has to play all clients; nothing if it has not."""
+    if not can_fork():
+        return "this system cannot fork"
+    return f"clients are on {plan.device}" if plan.device.type != "cpu" else ""
+
+
+def _remark_on_workers(plan: Plan) -> None:
+    asked, reason = plan.settings.workers or 1, _why_alone(plan)
+    if reason and asked > 1:
+        warnings.warn(f"workers = {asked}: one process, as {reason}", stacklevel=4)
+    elif asked > num_cores():
         warnings.warn(
-            f"workers = {asked}: more than the {cores} cores here; that is not quicker",
-            stacklevel=3,
+            f"workers = {asked}: more than the {num_cores()} cores here; that is not "
+            "quicker",
+            stacklevel=4,
         )
-    return min(asked or cores, plan.settings.clients.per_round)
 
 
 def _foresee(plan: Plan) -> None:

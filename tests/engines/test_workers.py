@@ -230,7 +230,7 @@ def test_a_full_disk_in_a_worker_says_what_is_saved_and_can_be_resumed(
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Shelf, "put", full)
-        with pytest.raises(StorageError, match="No space left.*rounds up to 2 are"):
+        with pytest.raises(StorageError, match=r"No space left.*rounds up to 2 are"):
             run(path, workers=2)
     fedspu.resume(path, model=ConvNet, data=examples())
     assert folder_content(path) == folder_content(tmp_path / "whole")

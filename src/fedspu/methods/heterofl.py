@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 from fedspu.core.neurons import Axis, NeuronGroup, Neurons
 from fedspu.core.scores import incoming
-from fedspu.core.training import cut, train
+from fedspu.core.training import cut
 from fedspu.core.types import Active
 from fedspu.methods.fjord import first_of, fjord, slice_of_global
-from fedspu.methods.method import Lesson, Offer, Own, Situation
+from fedspu.methods.method import Lesson, Offer, Own, Situation, local_epochs
 
 LABELS = "(labels)"
 """The group of the output rows, one for each label."""
@@ -102,16 +102,7 @@ def scaled_epochs(lesson: Lesson) -> float:
         return F.cross_entropy(scores.masked_fill(is_absent, 0), labels)
 
     with _scaled(lesson):
-        return train(
-            lesson.model,
-            lesson.neurons,
-            lesson.active,
-            lesson.x,
-            lesson.y,
-            lesson.recipe,
-            lesson.rng,
-            loss_of=masked_loss,
-        )
+        return local_epochs(lesson, masked_loss)
 
 
 @contextmanager

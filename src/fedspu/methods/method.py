@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu.core.active import choose_random
@@ -83,6 +84,7 @@ class Own:
     scores: Callable[[], Mapping[str, Tensor]]
 
 
+Loss = Callable[[Tensor, Tensor], Tensor]
 Start = Callable[[State, Blocks, Payload], State]
 Keep = Callable[[Situation, Offer | None, Own], Active]
 Judge = Callable[[Situation, State, Held], Held]
@@ -92,7 +94,7 @@ Remodel = Callable[
 """From a model, its table, all capacities and two examples."""
 
 
-def local_epochs(lesson: Lesson) -> float:
+def local_epochs(lesson: Lesson, loss_of: Loss = F.cross_entropy) -> float:
     """The usual local epochs; their mean loss."""
     return train(
         lesson.model,
@@ -102,6 +104,7 @@ def local_epochs(lesson: Lesson) -> float:
         lesson.y,
         lesson.recipe,
         lesson.rng,
+        loss_of,
     )
 
 

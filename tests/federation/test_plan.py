@@ -204,6 +204,14 @@ def test_a_client_with_one_training_example_is_refused_if_there_are_batch_norms(
     plan_for(mlp, **few)
 
 
+def test_a_client_with_one_training_example_cannot_score_its_neurons() -> None:
+    few = {"clients__number": 40, "data__min_examples": 3, "data__partition": "iid"}
+    with pytest.raises(
+        DataError, match=r"client 0 .* hermes train for an epoch to sco"
+    ):
+        plan_for(mlp, method="hermes", **few)
+
+
 def test_a_client_left_without_a_test_example_is_refused_by_name() -> None:
     few = {"clients__number": 60, "data__min_examples": 2, "data__partition": "iid"}
     with pytest.raises(DataError, match=r"^client 0: .*2 examples"):

@@ -69,6 +69,7 @@ constant = 3
 CONFIG = """
 model = "NETS:build"
 rounds = 3
+workers = 1
 
 [data]
 name = "arrays:f.npz"
@@ -147,6 +148,8 @@ def in_process_of_its_own(*words: str, **kwargs: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests in the background has Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         **kwargs,
     )
@@ -295,7 +298,7 @@ def test_ctrl_c_in_mid_round_loses_that_round_alone(
     command: Command, nets: str
 ) -> None:
     words = ("run", "small.toml", "--model", f"{nets}:Slow", "--rounds", "6")
-    process = in_process_of_its_own(*words, "--out", "mine")
+    process = in_process_of_its_own(*words, "--workers", "2", "--out", "mine")
     assert process.stderr is not None
     for line in process.stderr:  # a round takes a tenth of a second
         if line.startswith("round 2/6"):

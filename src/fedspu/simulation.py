@@ -207,8 +207,8 @@ def _dataset(flat: Mapping[str, Any], data: tuple[Any, Any] | None) -> Dataset:
     name = str(flat.get("data.name", DataSettings().name))
     if name == FROM_MEMORY:
         raise SettingsError(
-            "the run was given arrays and not a data set's name; give them again: "
-            "data=(x, y)"
+            f"data.name = {name!r}: expected arrays:FILE.npz; a run that was given "
+            "arrays in Python takes them again as data=(x, y)"
         )
     return load(name, Path(folder) if folder else None)
 

@@ -20,14 +20,24 @@ def saved(folder: Path, **arrays: Any) -> Path:
 
 
 def test_grey_pixels_are_scaled_and_get_a_channel() -> None:
-    x = from_arrays(GREY, LABELS).x
-    assert x.shape == (4, 1, 5, 6)
+    dataset = from_arrays(GREY, LABELS)
+    x, _ = dataset.take(slice(None))
+    assert dataset.x.shape == x.shape == (4, 1, 5, 6)
     torch.testing.assert_close(x, torch.full((4, 1, 5, 6), 0.2))
 
 
 def test_colour_pixels_are_scaled_and_keep_their_shape() -> None:
-    x = from_arrays(np.full((4, 3, 5, 6), 255, dtype=np.uint8), LABELS).x
+    pixels = np.full((4, 3, 5, 6), 255, dtype=np.uint8)
+    x, _ = from_arrays(pixels, LABELS).take(slice(None))
     torch.testing.assert_close(x, torch.ones(4, 3, 5, 6))
+
+
+def test_pixels_may_be_a_file_in_memory_and_are_not_copied(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", GREY)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    dataset = from_arrays(mapped, LABELS)
+    assert dataset.x.dtype == torch.uint8
+    assert dataset.x.numpy().ctypes.data == mapped.ctypes.data
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])

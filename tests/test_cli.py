@@ -143,15 +143,15 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def in_process_of_its_own(*words: str, **kwargs: Any) -> subprocess.Popen[str]:
+    # Whoever runs the tests in the background has Ctrl-C ignored.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     return subprocess.Popen(
         [sys.executable, "-m", "fedspu.cli", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background has Ctrl-C ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **kwargs,
+        **{**heeding, **kwargs},
     )
 
 

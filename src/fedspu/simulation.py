@@ -20,7 +20,7 @@ from fedspu.core.neurons import load_state
 from fedspu.costs.room import forget_peak, peak_rss_bytes, room_here, room_needed
 from fedspu.data import Dataset, from_arrays, load
 from fedspu.engines.local import LocalEngine
-from fedspu.engines.workers import WorkersEngine, can_fork
+from fedspu.engines.workers import WorkersEngine, can_fork, window
 from fedspu.errors import SettingsError
 from fedspu.federation.client import Memory, Which, ready_model
 from fedspu.federation.memories import Memories, Shelf
@@ -107,8 +107,8 @@ def simulate(
         cache,
     )
     try:
-        start = Checkpoint(begin, Accuracies(), Memories(folder.shelf))
-        return _play(plan, start, folder, watch)
+        memories = Memories(folder.shelf, is_saved=True)
+        return _play(plan, Checkpoint(begin, Accuracies(), memories), folder, watch)
     except (Exception, KeyboardInterrupt):
         if folder.round == 0:  # nothing was computed, so nothing is left
             folder.remove()
@@ -297,14 +297,15 @@ def _remark_on_workers(plan: Plan) -> None:
 
 def _foresee(plan: Plan) -> None:
     """Say before a run begins that RAM or disk will be short."""
-    settings = plan.settings
+    settings, number = plan.settings, _num_workers(plan)
     reached = min(plan.num_clients, settings.rounds * settings.clients.per_round)
     needed = room_needed(
         model=sum(tensor.nbytes for tensor in plan.initial.values()),
         num_kept=reached if plan.method.keeps_own else 0,
         per_round=settings.clients.per_round,
-        num_workers=_num_workers(plan),
+        num_workers=number,
         cache=1e6 * settings.store.cache,
+        waiting=min(settings.clients.per_round, window(number)),
     )
     here = room_here(settings.out)
     if needed.disk > here.disk:

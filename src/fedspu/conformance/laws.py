@@ -66,7 +66,7 @@ def law(function: Law) -> Law:
             function(subject)
         except _Broken as found:
             raise Violation(f"{broken}: {found}", (function.__name__,)) from None
-        except Exception as error:
+        except Exception as error:  # whatever a faulty method comes to
             raise Violation(
                 f"{broken}: it could not be tried: {_in_words(error)}",
                 (function.__name__,),

@@ -22,15 +22,16 @@ def room_needed(
     per_round: int,
     num_workers: int,
     cache: float,
+    waiting: int,
 ) -> Room:
     """What a run needs, beside its data and what training steps hold.
 
     ``model`` are the bytes of one model, ``num_kept`` the clients that may come to keep
-    one, ``cache`` the bytes of them that a process may hold. The server has the global
-    model twice, sums and weights in float64, and the replies of a round that wait for
-    their turn; a worker a model to work in, its gradients, and three states on the way.
+    one, ``cache`` the bytes of them that a process may hold, ``waiting`` the replies of
+    a round that may wait for their turn. The server has those, the global model twice,
+    sums and weights in float64; a worker a model to work in, its gradients, and three
+    states on the way.
     """
-    waiting = min(per_round, 16 + 4 * num_workers)
     server = 6 * model + waiting * model
     worker = 6 * model + min(cache, num_kept * model)
     return Room(

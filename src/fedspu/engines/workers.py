@@ -46,9 +46,14 @@ from fedspu.federation.server import Federation
 from fedspu.federation.workspace import Workspace
 from fedspu.methods.method import Offer
 
-WINDOW = 16
-"""How far ahead of the first turn that has not ended another may begin: so many
-clients, and four for each worker. What is ahead of it waits in RAM to be averaged."""
+
+def window(num_workers: int) -> int:
+    """How many clients ahead of the first turn that has not ended another may begin.
+
+    What is ahead of it waits in RAM to be averaged.
+    """
+    return 16 + 4 * num_workers
+
 
 MAX_TRIES = 2
 
@@ -131,7 +136,13 @@ class WorkersEngine:
         self._staged = 0  # how many states have been on the stage
         self.peak = 0  # the most memory that a worker has held, once they have ended
         warm_up(plan)
-        self._workers = [self._hire() for _ in range(num_workers)]
+        self._workers: list[Worker] = []
+        try:
+            for _ in range(num_workers):
+                self._workers.append(self._hire())
+        except OSError:
+            self.close()
+            raise
 
     def exchange(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Answer]]:
         """Play the clients' turns, longest first; answers come as they are there."""
@@ -250,7 +261,7 @@ class _Turns:
     ) -> None:
         self.plan, self.memories, self.requests = plan, memories, requests
         self.clients = deque(sorted(requests))
-        self.window = WINDOW + 4 * num_workers
+        self.window = window(num_workers)
         self._offers: dict[int, Offer | None] = {}  # of turns that have begun
         self._ended: set[int] = set()
 
@@ -319,7 +330,7 @@ def _serve(
                 memory = None if entry is None else shelf.get(entry)
                 score = judge(plan, workspace, t, client, memory, shown[1], which)
                 pipe.send((kind, score))
-        except Exception as error:
+        except Exception as error:  # whatever it is, the main process raises it
             pipe.send(("error", _portable(error)))
 
 

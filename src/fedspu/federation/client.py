@@ -196,14 +196,15 @@ def ready_model(
     held = Held(global_state)
     if which == "personal":
         held = plan.method.judge(now, global_state, memory.own or Held(plan.initial))
-    bench = workspace.place(held)
-    if plan.method.settle is None and plan.method.adapt is None:
+    bench, method = workspace.place(held), plan.method
+    adapts = which == "personal" and method.adapts(now.options)
+    if method.settle is None and not adapts:
         return bench
     x, y = plan.examples(client, "train")
     _settle(plan, bench, now, x, y)
-    if which == "personal" and plan.method.adapt is not None:
+    if method.adapt is not None and adapts:
         with torch_stream(now.seed, "adapt dropout", t, client):
-            plan.method.adapt(_lesson(plan, bench, now, "adapt", x, y))
+            method.adapt(_lesson(plan, bench, now, "adapt", x, y))
     return bench
 
 

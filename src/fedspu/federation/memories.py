@@ -91,13 +91,21 @@ class Shelf:
 
 
 class Memories(Mapping[int, Memory]):
-    """Every client's memory, read when it is asked for."""
+    """Every client's memory, read when it is asked for.
+
+    What a client had before is dropped, unless it ``is_saved`` with every round: then a
+    run folder does so, once the round is saved whole.
+    """
 
     def __init__(
-        self, shelf: Shelf | None = None, entries: Mapping[int, Entry] | None = None
+        self,
+        shelf: Shelf | None = None,
+        entries: Mapping[int, Entry] | None = None,
+        is_saved: bool = False,
     ) -> None:
         self.shelf = shelf or Shelf(None)
         self.entries = dict(entries or {})
+        self.is_saved = is_saved
 
     def __getitem__(self, client: int) -> Memory:
         return self.shelf.get(self.entries[client])
@@ -112,7 +120,7 @@ class Memories(Mapping[int, Memory]):
         """Take note of memories that have changed."""
         for client, entry in entries.items():
             before = self.entries.get(client)
-            if before is not None and before.file and self.shelf.folder is None:
+            if before is not None and before.file and not self.is_saved:
                 self.shelf.drop(before.file)
             self.entries[client] = entry
 

@@ -376,7 +376,9 @@ def read_checkpoint(path: Path, shelf: Shelf | None = None) -> Checkpoint:
     return Checkpoint(
         federation=replace(known.federation, global_state=read_global(path)),
         accuracies=known.accuracies,
-        memories=Memories(shelf or Shelf(path / "personal"), known.entries),
+        memories=Memories(
+            shelf or Shelf(path / "personal"), known.entries, is_saved=True
+        ),
     )
 
 

@@ -51,8 +51,7 @@ local = Method(
 def finetune(lesson: Lesson) -> None:
     """Train on the client's own examples for ``method.finetune`` epochs."""
     epochs = lesson.now.options.finetune
-    if epochs:
-        local_epochs(replace(lesson, recipe=replace(lesson.recipe, epochs=epochs)))
+    local_epochs(replace(lesson, recipe=replace(lesson.recipe, epochs=epochs)))
 
 
 fedavg = Method(

@@ -22,7 +22,7 @@ run: $(VENV)/.run  ## FedSPU beside local training on real digits; again: the re
 	$(BIN)/fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
 test: $(VENV)/.dev  ## all tests, with branch coverage
-	$(BIN)/pytest -n 2 --cov --cov-report=term
+	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term
 
 lint: $(VENV)/.dev  ## format, lint, types and the direction of imports; changes nothing
 	$(BIN)/ruff format --check

@@ -826,3 +826,114 @@ def test_values_that_overflow_do_not_count_as_proof() -> None:
     with seeded(0):
         model = shaken(Fn(burst, fc1=nn.Linear(6, 8), fc2=nn.Linear(8, 3)))
     assert quietly_mapped(model, noise(2, 6).double()).groups == ()
+
+
+# Models that the dependency graph cannot follow ---------------------------------------
+
+
+class Rotary(nn.Module):
+    """Attention whose queries and keys are turned by their position."""
+
+    def __init__(self, width: int = 8, num_heads: int = 2) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width // num_heads)
+        self.value = nn.Linear(width, width // num_heads)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = {self.query: self.num_heads, self.key: 1, self.value: 1}
+        q, k, v = (
+            layer(x).unflatten(-1, (number, -1)).transpose(1, 2)
+            for layer, number in heads.items()
+        )
+        places = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        angles = places * torch.ones(q.shape[-1], dtype=x.dtype)
+        q, k = (z * angles.cos() + self._turned(z) * angles.sin() for z in (q, k))
+        k, v = (z.repeat_interleave(self.num_heads, 1) for z in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    @staticmethod
+    def _turned(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        return torch.cat([-x[..., half:], x[..., :half]], -1)
+
+
+class RotaryNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(Rotary() for _ in range(3))
+        self.hidden = nn.Linear(8, 6)
+        self.head = nn.Linear(6, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        logits: Tensor = self.head(F.relu(self.hidden(x)))
+        return logits
+
+
+def test_a_loop_through_a_concatenation_comes_to_an_end() -> None:
+    neurons = quietly_mapped(RotaryNet(), torch.arange(10).view(2, 5))
+
+    assert {"embedding", "hidden"} <= {group.name for group in neurons.groups}
+
+
+def interleaved(x: Tensor) -> Tensor:
+    n, channels, *size = x.shape
+    x = x.view(n, 2, channels // 2, *size).transpose(1, 2).contiguous()
+    return x.view(n, channels, *size)
+
+
+class ShuffledHalves(nn.Module):
+    """One half of the channels goes through layers; then both are interleaved."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        half = width // 2
+        self.body = nn.Sequential(
+            nn.Conv2d(half, half, 1, bias=False),
+            nn.BatchNorm2d(half),
+            nn.ReLU(),
+            nn.Conv2d(half, half, 3, padding=1, groups=half, bias=False),
+            nn.BatchNorm2d(half),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = x.chunk(2, 1)
+        return interleaved(torch.cat((left, self.body(right)), 1))
+
+
+class Forked(nn.Module):
+    """Two layers side by side, interleaved."""
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        self.left = nn.Conv2d(before, width // 2, 1)
+        self.right = nn.Conv2d(before, width // 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return interleaved(torch.cat((self.left(x), self.right(x)), 1))
+
+
+def shuffle_net() -> nn.Module:
+    return chain(
+        first=nn.Conv2d(3, 6, 1),
+        fork=Forked(6, 8),
+        units=nn.Sequential(ShuffledHalves(8), ShuffledHalves(8)),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        head=nn.Linear(8, 3),
+    )
+
+
+def test_a_model_that_the_tracer_fails_on_is_always_active() -> None:
+    with pytest.warns(NeuronWarning, match=r"first\.weight"):
+        neurons = map_neurons(shuffle_net(), torch.zeros(2, 3, 4, 4))
+
+    assert neurons.num_entries(choose_ordered(neurons, 0.5)) == neurons.num_entries()

@@ -217,11 +217,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Activated(nn.Module):
     """The same function after each of two convolutions, and before each of two."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], kernel: int = 3) -> None:
         super().__init__()
         self.function = function
-        self.conv1 = nn.Conv2d(2, 6, 3, padding=1)
-        self.conv2 = nn.Conv2d(6, 5, 3, padding=1)
+        self.conv1 = nn.Conv2d(2, 6, kernel, padding=kernel // 2)
+        self.conv2 = nn.Conv2d(6, 5, kernel, padding=kernel // 2)
         self.norm = nn.GroupNorm(1, 5)
         self.fc = nn.Linear(5, 3)
 
@@ -236,12 +236,30 @@ def activated(name: str) -> Setting:
     return own_setting(partial(Activated, ACTIVATIONS[name]), 3, 2, 6, 6)
 
 
+@cache
+def activated_products(name: str) -> Setting:
+    """The same with 1x1 convolutions on maps so large that they run as products."""
+    return own_setting(partial(Activated, ACTIVATIONS[name], kernel=1), 3, 2, 8, 8)
+
+
 @by("kernels-auto", "kernels-index-lean")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_any_function_may_stand_between_layers(way: Way, name: str, mode: Mode) -> None:
-    what = activated(name)
+    trains_and_passes_gradient_on(way, activated(name), mode)
 
+
+@by("kernels-auto")
+@pytest.mark.parametrize(
+    "name", ["relu_", "leaky_", "tanh_", "scaled in place", "a view in place"]
+)
+def test_the_output_of_a_1x1_convolution_may_be_changed_in_place(
+    way: Way, name: str
+) -> None:
+    trains_and_passes_gradient_on(way, activated_products(name), "exact")
+
+
+def trains_and_passes_gradient_on(way: Way, what: Setting, mode: Mode) -> None:
     def script(model: nn.Module, weights: list[Tensor]) -> list[Tensor]:
         x = what.draw(0).requires_grad_()
         loss_of(model, x).backward()

@@ -182,8 +182,10 @@ class Convolution:
             numbers = self._numbers(self.groups)
             plain: Tensor = torch.ops.aten.convolution(x, weight, bias, *numbers)
             return plain
-        out = torch.matmul(weight.flatten(1), columns)
-        out = out.view(len(x), len(weight), *self.size_of_output(x.shape, weight.shape))
+        size = (len(x), len(weight), *self.size_of_output(x.shape, weight.shape))
+        # No view: what follows may change the output in place, as ReLU can.
+        product = torch.matmul(weight.flatten(1), columns)
+        out: Tensor = torch.ops.aten._unsafe_view(product, size)
         return out if bias is None else out.add_(bias[:, None, None])
 
     def size_of_output(self, x: torch.Size, weight: torch.Size) -> tuple[int, ...]:

@@ -88,6 +88,7 @@ _TROUBLE = (
     AttributeError,
     TypeError,
     ValueError,
+    ZeroDivisionError,
 )
 
 
@@ -121,7 +122,8 @@ def _trace_once(probe: Probe, with_buffers: bool) -> Traced:
             ignored_layers=opaque,
             verbose=False,
         )
-    return _Walk(graph, known, names).walk()
+    widest = max((n for _, t in all_tensors(model) for n in t.shape), default=0)
+    return _Walk(graph, known, names, widest).walk()
 
 
 def _constants(model: nn.Module) -> list[Tensor]:
@@ -144,9 +146,16 @@ class _Walk:
     """Follows every channel through the dependency graph, joining what it meets."""
 
     def __init__(
-        self, graph: Any, known: dict[nn.Module, Ports], names: dict[int, str]
+        self,
+        graph: Any,
+        known: dict[nn.Module, Ports],
+        names: dict[int, str],
+        widest: int,
     ) -> None:
         self.graph, self.known, self.names = graph, known, names
+        # No tensor has a channel beyond it. Torch-Pruning takes some concatenations
+        # for ones along channels, and each turn through such a loop counts higher.
+        self.widest = widest
         self.links = _Links()
         self.places: set[Key] = set()
         self.readers: set[tuple[str, int]] = set()
@@ -168,7 +177,9 @@ class _Walk:
         seen: set[Any] = set()
         while todo:
             node, side, channels = todo.pop()
-            channels = [c for c in channels if (node, side, c) not in seen]
+            channels = [
+                c for c in channels if c < self.widest and (node, side, c) not in seen
+            ]
             seen.update((node, side, c) for c in channels)
             if channels:
                 self._visit(node, side, channels)

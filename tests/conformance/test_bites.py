@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspu import Payload, State, Update, average, choose_random, extract, merge
 from fedspu.conformance import LAWS, Violation, check
-from fedspu.conformance.nets import ConvNet, made_examples
+from fedspu.conformance.nets import ConvNet, made_examples, mlp
 from fedspu.core import blocks
 from fedspu.core.neurons import state_of
-from fedspu.core.streams import torch_stream
+from fedspu.core.streams import generator, stream_key, torch_stream
 from fedspu.engines import turns
-from fedspu.federation import client, plan, run, server
+from fedspu.federation import client, messages, plan, run, server
 from fedspu.federation.memories import Memories
 from fedspu.federation.messages import Reply
 from fedspu.federation.plan import Plan
@@ -45,15 +45,20 @@ WHO = "newcomers_have_w0_and_leavers_stay_away"
 Patch = pytest.MonkeyPatch
 
 
-def assert_caught(law: str, method: Method | str = "fedspu", says: str = "") -> None:
+def assert_caught(
+    law: str,
+    method: Method | str = "fedspu",
+    says: str = "",
+    net: Callable[[], nn.Module] = ConvNet,
+) -> None:
     """That ``check`` reports a violation of this law, in these words."""
     others = [name for name in LAWS if name != law]
     with pytest.raises(Violation) as caught:
-        check(method, ConvNet, made_examples(), leave_out=others)
+        check(method, net, made_examples(), leave_out=others)
     assert caught.value.laws == (law,)
     text = str(caught.value)
     assert text.startswith(f"{law}: ")
-    assert " on ConvNet violates the law " in text
+    assert f" on {net.__name__} violates the law " in text
     assert "could not be tried" not in text
     assert says in text
 
@@ -446,3 +451,20 @@ def test_a_trained_entry_that_is_not_sent(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(client, "extract", fault)
     assert_caught(LEAVES, says="has values that are not those it trained")
+
+
+def drawn_backwards(now: Situation) -> Offer:
+    """Random neurons by a rule of its own, with the key they were drawn by."""
+    key = stream_key(now.seed, "neurons", now.round, now.client)
+    drawn = choose_random(now.neurons, now.capacity, generator(key))
+    sizes = {group.name: group.size for group in now.neurons.groups}
+    return Offer({n: sizes[n] - 1 - i.flip(0) for n, i in drawn.items()}, key)
+
+
+def test_a_key_from_which_the_client_draws_other_neurons(monkeypatch: Patch) -> None:
+    method = replace(fedspu, offer=drawn_backwards)
+    check(method, mlp, made_examples(), leave_out=set(LAWS) - {MERGED, LEAVES, BYTES})
+
+    monkeypatch.setattr(messages, "_is_drawn_from_key", lambda *_: True)
+
+    assert_caught(MERGED, method, net=mlp)

@@ -131,6 +131,21 @@ def test_a_request_survives_its_bytes_bit_for_bit(
     assert packet.index_bytes == len(packet.header) + len(packet.positions)
 
 
+@given(p=shares, seed=st.integers(0, 999))
+def test_neurons_that_were_not_drawn_from_the_key_arrive_all_the_same(
+    p: float, seed: int
+) -> None:
+    plan, rng = plan_at("wide_mlp", p), np.random.default_rng(seed)
+    active = choose_random(plan.neurons, plan.capacity(0), rng)
+    offer = Offer(active, key=rng.bytes(KEY_BYTES))  # that of another choice
+    payload = random_payload(plan, plan.travelling(active), rng)
+
+    read = unpack_request(plan, pack_request(plan, Request(1, 0, offer, payload, None)))
+
+    assert read.offer is not None
+    assert same_active(read.offer.active, active)
+
+
 @given(
     model=st.sampled_from(sorted(MODELS)),
     p=shares,

@@ -70,7 +70,7 @@ def pack_request(plan: Plan, request: Request) -> Packet:
     """Serialise a request."""
     positions = b""
     if request.offer is not None:
-        positions = _pack_active(plan, request.offer.active, request.offer.key)
+        positions = _pack_offer(plan, request.offer, request.client)
     return Packet(
         header=_REQUEST.pack(request.round, request.client, request.offer is not None),
         positions=positions,
@@ -101,7 +101,7 @@ def pack_reply(plan: Plan, reply: Reply, offer: Offer | None) -> Packet:
     positions = b""
     if reply.active is not None:
         is_same = offer is not None and _equal(reply.active, offer.active)
-        positions = _SAME if is_same else _pack_active(plan, reply.active, None)
+        positions = _SAME if is_same else _pack_bitmap(plan, reply.active)
     val_loss = float("nan") if reply.val_loss is None else reply.val_loss
     return Packet(
         header=_REPLY.pack(
@@ -147,16 +147,32 @@ def _header(form: struct.Struct, header: bytes) -> tuple[Any, ...]:
     return form.unpack(header)
 
 
-def _pack_active(plan: Plan, active: Active, key: bytes | None) -> bytes:
+def _pack_offer(plan: Plan, offer: Offer, client: int) -> bytes:
+    """The stream that the offer was drawn from, if that is shorter and says it all."""
+    bitmap = _pack_bitmap(plan, offer.active)
+    if offer.key is None or len(offer.key) >= len(bitmap) - len(_BITMAP):
+        return bitmap
+    return _STREAM + offer.key if _is_drawn_from_key(plan, offer, client) else bitmap
+
+
+def _is_drawn_from_key(plan: Plan, offer: Offer, client: int) -> bool:
+    """Whether the client would draw the very neurons that are offered."""
+    return offer.key is not None and _equal(
+        _draw(plan, offer.key, client), offer.active
+    )
+
+
+def _draw(plan: Plan, key: bytes, client: int) -> Active:
+    return choose_random(plan.neurons, plan.capacity(client), generator(key))
+
+
+def _pack_bitmap(plan: Plan, active: Active) -> bytes:
     bits = [
         np.isin(np.arange(group.size), active[group.name].numpy())
         for group in plan.neurons.groups
     ]
     flat = np.concatenate(bits) if bits else np.zeros(0, dtype=bool)
-    bitmap = np.packbits(flat).tobytes()
-    if key is not None and len(key) < len(bitmap):
-        return _STREAM + key
-    return _BITMAP + bitmap
+    return _BITMAP + np.packbits(flat).tobytes()
 
 
 def _unpack_active(plan: Plan, positions: bytes, client: int) -> Offer:
@@ -164,8 +180,7 @@ def _unpack_active(plan: Plan, positions: bytes, client: int) -> Offer:
     if kind == _STREAM:
         if len(rest) != KEY_BYTES:
             raise ModelError(f"a stream's key has {KEY_BYTES} bytes; got {len(rest)}")
-        p = plan.capacity(client)
-        return Offer(choose_random(plan.neurons, p, generator(rest)), rest)
+        return Offer(_draw(plan, rest, client), rest)
     sizes = [group.size for group in plan.neurons.groups]
     if kind != _BITMAP or len(rest) != (sum(sizes) + 7) // 8:
         raise ModelError(

@@ -16,7 +16,7 @@ import ctypes
 import multiprocessing
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,14 +29,13 @@ from models import Transformer, mlp, mobilenet, resnet18
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.costs.memory import held_bytes
 from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
+from fedspu.profile.memory import held_bytes
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 COLUMNS = ("dense", "channels_last", *(f"p = {p:g}" for p in SHARES))
 
-EXACT, LEAN = "exact, fast", "exact, lean"
-TRUNCATED, CACHED = "truncated, lean", "exact, fast, cached"
+EXACT, LEAN, TRUNCATED = "exact, fast", "exact, lean", "truncated, lean"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ CASES = {
     "emnist": Case(EMNISTNet, (16, 1, 28, 28), 62),
     "speech": Case(SpeechNet, (16, 1, 32, 32), 35),
     "cifar10": Case(CIFARNet, (128, 3, 32, 32), 10),
-    "mlp": Case(mlp, (32, 1, 28, 28), 10, (EXACT, CACHED)),
+    "mlp": Case(mlp, (32, 1, 28, 28), 10, (EXACT,)),
     "resnet18": Case(resnet18, (32, 3, 32, 32), 10, (EXACT, LEAN, TRUNCATED)),
     "transformer": Case(Transformer, (16, 64, 64), 10),
     "mobilenet": Case(mobilenet, (16, 3, 32, 32), 10),
@@ -64,24 +63,15 @@ class Variant:
     """One way to train, ready to take steps."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        trainable: list[Tensor],
-        x: Tensor,
-        y: Tensor,
-        cache: fedspu.FrozenCache | None = None,
+        self, model: nn.Module, trainable: list[Tensor], x: Tensor, y: Tensor
     ) -> None:
         self.model, self.trainable, self.x, self.y = model, trainable, x, y
-        self.cache = cache
         self.optimizer = torch.optim.SGD(trainable, lr=0.01)
 
     def step(self) -> None:
         """One step of SGD."""
         self.optimizer.zero_grad()
-        known = self.cache.examples(range(len(self.x))) if self.cache else nullcontext()
-        with known:
-            loss = F.cross_entropy(self.model(self.x), self.y)
-        loss.backward()
+        F.cross_entropy(self.model(self.x), self.y).backward()
         self.optimizer.step()
 
     def timed(self, steps: int) -> float:
@@ -92,9 +82,8 @@ class Variant:
         return (time.process_time() - start) / steps
 
     def held(self) -> int:
-        """Bytes that a step holds, and the cache."""
-        held = held_bytes(self.model, self.trainable, self.x, self.y).total
-        return held + (self.cache.held if self.cache else 0)
+        """Bytes that a step holds."""
+        return held_bytes(self.model, self.trainable, self.x, self.y).total
 
 
 @dataclass(frozen=True)
@@ -124,19 +113,17 @@ class Ground:
             x = x.contiguous(memory_format=last) if x.dim() == 4 else x
         if not column.startswith("p"):
             return Variant(model, list(model.parameters()), x, self.y)
-        mode, saves, *cached = setting.split(", ")
+        mode, saves = setting.split(", ")
         share = float(column.removeprefix("p = "))
         active = fedspu.choose_random(self.neurons, share, fedspu.stream(0, "neurons"))
-        cache = fedspu.FrozenCache(10**9) if cached else None
         context = fedspu.partial_training(
             model,
             self.neurons,
             active,
             mode,  # type: ignore[arg-type]
             saves=saves,  # type: ignore[arg-type]
-            cache=cache,
         )
-        return Variant(model, stack.enter_context(context), x, self.y, cache)
+        return Variant(model, stack.enter_context(context), x, self.y)
 
 
 _MMAP_THRESHOLD = -3  # as malloc.h has it

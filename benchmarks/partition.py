@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedspu.data.dataset import Dataset
-from fedspu.data.kinds import PARTITIONS
+from fedspu.data.division import PARTITIONS
 from fedspu.federation.plan import allot, divide
 from fedspu.settings import Settings, make_settings
 

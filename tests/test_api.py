@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fedspu
-from tests.federation.cases import ConvNet, examples, same_bits
+from tests.oracles.federation import ConvNet, examples, same_bits
 
 NAMES = """
     map_neurons choose_random choose_ordered choose_top extract merge average Update

@@ -18,9 +18,9 @@ import pytest
 
 from fedspu import cli
 from fedspu.federation.client import take_turn
-from fedspu.federation.store import RunFolder, read_checkpoint
+from fedspu.federation.folder import RunFolder, read_checkpoint
 from fedspu.settings import read_toml
-from tests.federation.cases import examples, folder_content
+from tests.oracles.federation import examples, folder_content
 
 NETS = """
 import time
@@ -340,7 +340,7 @@ def test_ctrl_c_before_anything_is_played_leaves_nothing(
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedspu.simulation.make_plan", interrupted)
+    monkeypatch.setattr("fedspu.runs.make_plan", interrupted)
     result = command(*words, "small.toml", "--out", "mine")
     assert (result.code, result.out) == (130, "")
     assert result.error.startswith("interrupted")
@@ -916,7 +916,7 @@ def test_a_disk_that_fills_up_on_the_way_loses_nothing(
 
 def test_a_bug_of_ours_shows_its_traceback(nets: str) -> None:
     """Exit 1 is kept for what is no mistake of the user's."""
-    code = "import fedspu.simulation as s, fedspu.cli as c; s.simulate = None; c.main()"
+    code = "import fedspu.runs as s, fedspu.cli as c; s.simulate = None; c.main()"
     result = subprocess.run(
         [sys.executable, "-c", code, "run", "small.toml", "--out", "mine"],
         capture_output=True,

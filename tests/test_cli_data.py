@@ -14,9 +14,10 @@ import pytest
 from rich.console import Console
 
 from fedspu import cli, cli_data
-from fedspu.data import DATASETS, mnist
+from fedspu.data import DATASETS
 from fedspu.data.files import Download
-from tests.data import formats
+from fedspu.data.sets import mnist
+from tests.data import files as formats
 from tests.data.server import Site, serve
 
 Command = Callable[..., tuple[int, str, str]]

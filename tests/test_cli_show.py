@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedspu import cli
-from fedspu.simulation import lay_out
+from fedspu.runs import lay_out
 
 Show = Callable[..., tuple[int, str, str]]
 

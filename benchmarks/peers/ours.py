@@ -31,10 +31,10 @@ from common import (
 from fedspu.data.splits import Split, Splits
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.workers import WorkersEngine
-from fedspu.federation.memories import Memories, Shelf
-from fedspu.federation.run import Accuracies, play, play_round
+from fedspu.federation.memory import Memories, Shelf
+from fedspu.federation.rounds import Accuracies, play, play_round
 from fedspu.federation.server import Federation, choose_clients
-from fedspu.simulation import num_cores, one_thread
+from fedspu.runs import num_cores, one_thread
 
 
 def main() -> None:

@@ -1,25 +1,30 @@
 """Personalized federated learning for devices of unequal strength."""
 
-from fedspu.core.active import choose_ordered, choose_random, choose_top
-from fedspu.core.averaging import average
-from fedspu.core.blocks import extract, merge
-from fedspu.core.cache import FrozenCache
-from fedspu.core.mapping import NeuronWarning, map_neurons
-from fedspu.core.neurons import Axis, NeuronGroup, Neurons, load_state, state_of
-from fedspu.core.partial import partial_training
-from fedspu.core.slim import slim_model
-from fedspu.core.streams import stream
-from fedspu.core.types import Active, Blocks, Payload, State, Update
 from fedspu.errors import FedSPUError
+from fedspu.neurons.average import Update, average
+from fedspu.neurons.blocks import extract, load_state, merge, state_of
+from fedspu.neurons.choose import choose_ordered, choose_random, choose_top
+from fedspu.neurons.mapping import NeuronWarning, map_neurons
+from fedspu.neurons.slim import slim_model
+from fedspu.neurons.table import (
+    Active,
+    Axis,
+    Blocks,
+    NeuronGroup,
+    Neurons,
+    Payload,
+    State,
+)
+from fedspu.partial.context import partial_training
+from fedspu.runs import Run, load_personal, resume, simulate
 from fedspu.settings import Settings
-from fedspu.simulation import Run, load_personal, resume, simulate
+from fedspu.streams import stream
 
 __all__ = [
     "Active",
     "Axis",
     "Blocks",
     "FedSPUError",
-    "FrozenCache",
     "NeuronGroup",
     "NeuronWarning",
     "Neurons",

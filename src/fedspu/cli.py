@@ -266,7 +266,7 @@ def run(
 
     fedspu run --resume runs/digits-fedspu-seed-0
     """
-    from fedspu import simulation
+    from fedspu import runs
     from fedspu.reports.display import Display
     from fedspu.reports.tables import run_table, time_table
 
@@ -301,9 +301,9 @@ def run(
     path = resume if resume is not None else Path(given["out"])
     with Display("", is_quiet=as_json) as display, _saying_how_to_go_on(path):
         if resume is not None:
-            result = simulation.resume(resume, watch=display.watch, workers=workers)
+            result = runs.resume(resume, watch=display.watch, workers=workers)
         else:
-            result = simulation.simulate(given, watch=display.watch)
+            result = runs.simulate(given, watch=display.watch)
     if as_json:
         typer.echo(json.dumps(result.summary, indent=2))
         return
@@ -337,7 +337,7 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (path / "checkpoint" / "federation.json").exists():
-            from fedspu.federation.store import read_index
+            from fedspu.federation.folder import read_index
 
             saved = read_index(path)["round"]
             _complain(
@@ -390,7 +390,7 @@ def compare(
 
     fedspu compare --methods fjord,fjord@original,fedavg,fedavg@finetune=1
     """
-    from fedspu import comparison, simulation
+    from fedspu import runs, sweeps
     from fedspu.reports.display import Display
     from fedspu.reports.tables import compare_rows, rich_table
 
@@ -399,10 +399,10 @@ def compare(
         given["workers"] = workers
     listed = _numbers(alphas, "--alphas")
     if listed is None:
-        listed = [simulation.lay_out(given).settings.data.alpha]
+        listed = [runs.lay_out(given).settings.data.alpha]
     displays: list[Display] = []
 
-    def begin(cell: comparison.Cell, is_done: bool) -> simulation.Watch | None:
+    def begin(cell: sweeps.Cell, is_done: bool) -> runs.Watch | None:
         for before in displays:
             before.__exit__(None, None, None)
         display = Display(cell.name, is_quiet=as_json or is_done)
@@ -410,7 +410,7 @@ def compare(
         return display.watch
 
     try:
-        summaries = comparison.compare(
+        summaries = sweeps.compare(
             given,
             methods=[name.strip() for name in methods.split(",")],
             alphas=listed,
@@ -469,7 +469,7 @@ def neurons(
 
     fedspu neurons mypackage.mymodule:build --input 1,16000
     """
-    from fedspu.core.mapping import map_neurons
+    from fedspu.neurons.mapping import map_neurons
     from fedspu.reports.examples import model_and_example
     from fedspu.reports.neurons import active_counts, neuron_tables
 
@@ -538,8 +538,8 @@ def profile(
 
     fedspu profile emnist --plot emnist.png --json > emnist.json
     """
-    from fedspu import profile as profiling
-    from fedspu.core.mapping import map_neurons
+    from fedspu.neurons.mapping import map_neurons
+    from fedspu.profile import measure as profiling
     from fedspu.reports import plots
     from fedspu.reports import profile as report
     from fedspu.reports.examples import model_and_batch

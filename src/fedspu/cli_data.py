@@ -108,8 +108,8 @@ def fetch(name: Name, data_dir: DataDir = None, as_json: Json = False) -> None:
     fedspu data fetch emnist --data-dir ~/data
     """
     from fedspu.data import find_source
-    from fedspu.data.fetch import fetch as fetch_file
     from fedspu.data.files import data_folder
+    from fedspu.data.files import fetch as fetch_file
 
     source, _ = find_source(name)
     if not source.downloads:
@@ -259,7 +259,7 @@ def show(
     fedspu data show arrays:mine.npz --partition natural --clients 12 --json
     """
     from fedspu.data import load
-    from fedspu.data.shares import count_shares
+    from fedspu.data.division import count_shares
     from fedspu.federation.plan import allot
     from fedspu.reports import plots
     from fedspu.reports import shares as report

@@ -86,9 +86,6 @@ class TrainSettings(Table):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     gradient: Literal["exact", "truncated"] = "exact"
     saves: Literal["fast", "lean"] = "fast"
-    # Megabytes for what a first layer's frozen neurons give; for data without
-    # augmentation. 0: none.
-    cache: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class EarlyStoppingSettings(Table):

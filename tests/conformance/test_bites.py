@@ -16,20 +16,21 @@ from torch import Tensor, nn
 from fedspu import Payload, State, Update, average, choose_random, extract, merge
 from fedspu.conformance import LAWS, Violation, check
 from fedspu.conformance.nets import ConvNet, made_examples, mlp
-from fedspu.core import blocks
-from fedspu.core.neurons import state_of
-from fedspu.core.streams import generator, stream_key, torch_stream
 from fedspu.engines import turns
-from fedspu.federation import client, messages, plan, run, server
-from fedspu.federation.memories import Memories
+from fedspu.federation import client, messages, plan, server
+from fedspu.federation import rounds as run
+from fedspu.federation.folder import Checkpoint, read_checkpoint
+from fedspu.federation.memory import Memories
 from fedspu.federation.messages import Reply
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import Cost
+from fedspu.federation.record import summarise
+from fedspu.federation.rounds import Cost
 from fedspu.federation.server import Federation, build_request, choose_clients
-from fedspu.federation.store import Checkpoint, read_checkpoint
 from fedspu.methods.fedspu import fedspu
 from fedspu.methods.method import Lesson, Method, Offer, Situation, local_epochs
-from fedspu.reports.record import summarise
+from fedspu.neurons import blocks
+from fedspu.neurons.blocks import state_of
+from fedspu.streams import generator, stream_key, torch_stream
 
 MEAN = "an_entry_is_the_mean_of_those_who_trained_it"
 IDLE = "nothing_is_learnt_from_nothing"
@@ -411,14 +412,14 @@ def forgets(monkeypatch: Patch, **what: Any) -> None:
         found = read_checkpoint(*given)
         return replace(found, federation=replace(found.federation, **what))
 
-    monkeypatch.setattr("fedspu.simulation.read_checkpoint", fault)
+    monkeypatch.setattr("fedspu.runs.read_checkpoint", fault)
 
 
 def test_a_resume_that_forgets_personal_models(monkeypatch: Patch) -> None:
     def fault(*given: Any) -> Checkpoint:
         return replace(read_checkpoint(*given), memories=Memories())
 
-    monkeypatch.setattr("fedspu.simulation.read_checkpoint", fault)
+    monkeypatch.setattr("fedspu.runs.read_checkpoint", fault)
     assert_caught(SAME, says="after a resume")
 
 
@@ -435,7 +436,7 @@ def test_bytes_that_a_summary_leaves_out(monkeypatch: Patch) -> None:
     def fault(*given: Any) -> dict[str, Any]:
         return {**summarise(*given), "bytes_initial": 0}
 
-    monkeypatch.setattr("fedspu.simulation.summarise", fault)
+    monkeypatch.setattr("fedspu.runs.summarise", fault)
     assert_caught(BYTES, says="the summary says bytes_initial = 0")
 
 

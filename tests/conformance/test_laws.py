@@ -23,14 +23,14 @@ from fedspu.conformance import (
 )
 from fedspu.conformance.entries import first_difference, is_active
 from fedspu.conformance.nets import ConvNet, made_examples, mlp
-from fedspu.core.neurons import Axis, NeuronGroup, Neurons
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import ModelError, SettingsError
 from fedspu.federation.messages import Request
-from fedspu.federation.run import Answer
+from fedspu.federation.rounds import Answer
 from fedspu.methods import READINGS, find_method
 from fedspu.methods.fedspu import fedspu
 from fedspu.methods.method import Lesson, local_epochs
+from fedspu.neurons.table import Axis, NeuronGroup, Neurons
 
 DATA = made_examples()
 SAME = "arrival_engine_and_resume_make_no_difference"
@@ -88,7 +88,7 @@ def test_a_violation_names_law_method_model_entry_and_numbers() -> None:
     assert "nothing_is_learnt_from_nothing: drifting on mlp" in text
     assert "after round 1 at learning rate 0" in text
     assert "the global 1.bias[0] is 2.0 instead of " in text
-    assert "of 8 entries of 1.bias differ" in text
+    assert "of 136 entries of 1.bias differ" in text
 
 
 def test_a_method_that_fails_is_reported_with_its_error() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedspu.data import fetch as fetching
-from fedspu.data.fetch import fetch
-from fedspu.data.files import Download
+from fedspu.data import files as fetching
+from fedspu.data.files import Download, fetch
 from fedspu.errors import DataError
 from tests.data.server import Site, serve
 

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspu.data.partition import partition
-from fedspu.data.shares import Shares, count_shares, entropy
+from fedspu.data.division import Shares, count_shares, entropy, partition
 
 SHARES = Shares(np.array([[4, 0, 0], [2, 2, 0], [1, 1, 2], [0, 0, 0]]))
 

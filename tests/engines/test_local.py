@@ -5,17 +5,17 @@ import pytest
 import torch
 
 import fedspu.methods.method as method_module
-from fedspu.core.training import train
 from fedspu.engines import turns
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import TrainingError
 from fedspu.federation import client as client_module
 from fedspu.federation.messages import Request, pack_reply, pack_request
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import Answer
+from fedspu.federation.rounds import Answer
 from fedspu.federation.server import Federation, build_request
-from fedspu.federation.workspace import Workspace
-from tests.federation.cases import bits, plan_for, same_bits
+from fedspu.federation.workbench import Workspace
+from fedspu.training import train
+from tests.oracles.federation import bits, plan_for, same_bits
 
 
 def requests(plan: Plan, *clients: int, t: int = 1) -> dict[int, Request]:

@@ -9,24 +9,18 @@ from typing import Any
 import pytest
 
 import fedspu
-from fedspu import simulation
+from fedspu import runs
 from fedspu.engines import workers
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.turns import play_turn
 from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.errors import SettingsError, StorageError, TrainingError
-from fedspu.federation.memories import Entry, Memories, Shelf, ShelfError
+from fedspu.federation.memory import Entry, Memories, Shelf, ShelfError
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation, Requests, choose_clients
 from fedspu.methods import READINGS
 from fedspu.methods.method import Method
-from tests.federation.cases import (
-    ConvNet,
-    examples,
-    folder_content,
-    named,
-    plan_for,
-)
+from tests.oracles.federation import ConvNet, examples, folder_content, named, plan_for
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked")
 
@@ -196,7 +190,7 @@ def test_more_workers_than_cores_are_taken_and_remarked_on() -> None:
 def test_where_nothing_can_be_forked_one_process_does_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(simulation, "can_fork", lambda: False)
+    monkeypatch.setattr(runs, "can_fork", lambda: False)
     with pytest.warns(UserWarning, match=r"workers = 2: one process, as this system"):
         found = fedspu.simulate(
             named(workers=2, rounds=1), model=ConvNet, data=examples()

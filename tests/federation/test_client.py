@@ -8,17 +8,17 @@ from torch import nn
 
 import fedspu.methods.method as method_module
 from fedspu import State
-from fedspu.core.evaluation import Score
 from fedspu.errors import TrainingError
 from fedspu.federation import client as client_module
 from fedspu.federation.client import Memory, judge, take_turn
 from fedspu.federation.messages import Request
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation, build_request
-from fedspu.federation.workspace import Workspace
+from fedspu.federation.workbench import Workspace
 from fedspu.methods.method import Held
-from fedspu.simulation import Run
-from tests.federation.cases import (
+from fedspu.runs import Run
+from fedspu.training import Score
+from tests.oracles.federation import (
     ConvNet,
     Slow,
     distance,

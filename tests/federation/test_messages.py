@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedspu import Active, Blocks, FedSPUError, Payload, choose_ordered, choose_random
-from fedspu.core.streams import KEY_BYTES, generator, stream_key
 from fedspu.federation.messages import (
     Packet,
     Reply,
@@ -24,7 +23,8 @@ from fedspu.federation.messages import (
 )
 from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer
-from tests.federation.cases import ConvNet, bits, mlp, plan_for, same_bits, wide_mlp
+from fedspu.streams import KEY_BYTES, generator, stream_key
+from tests.oracles.federation import ConvNet, bits, mlp, plan_for, same_bits, wide_mlp
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -11,7 +11,7 @@ import fedspu
 from fedspu.errors import DataError, FedSPUError, ModelError, SettingsError
 from fedspu.federation.plan import allot, divide
 from fedspu.settings import make_settings
-from tests.federation.cases import (
+from tests.oracles.federation import (
     ConvNet,
     examples,
     mlp,
@@ -35,7 +35,7 @@ def capacities(number: int, given: list[float]) -> list[Fraction]:
 
 
 def test_the_default_is_five_equal_clusters_in_client_order() -> None:
-    plan = fedspu.simulation.lay_out({"clients.number": 100, "data.name": "digits"})
+    plan = fedspu.runs.lay_out({"clients.number": 100, "data.name": "digits"})
     found = [float(plan.capacity(client)) for client in range(100)]
     assert found == [p for p in (0.2, 0.4, 0.6, 0.8, 1.0) for _ in range(20)]
 
@@ -239,7 +239,7 @@ def test_checking_leaves_the_model_s_mode_alone() -> None:
             self.modes.append(self.training)
             return super().state_dict(*args, **kwargs)
 
-    plan = fedspu.simulation.lay_out(named(), Watched, examples())
+    plan = fedspu.runs.lay_out(named(), Watched, examples())
     assert Watched.modes
     assert all(Watched.modes)
     assert int(plan.initial["bn1.num_batches_tracked"]) == 0

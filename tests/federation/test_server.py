@@ -17,7 +17,7 @@ from fedspu.federation.server import (
     choose_clients,
 )
 from fedspu.methods import METHODS
-from tests.federation.cases import plan_for, play_all, same_bits
+from tests.oracles.federation import plan_for, play_all, same_bits
 
 PLAN = plan_for(clients__number=8, clients__per_round=3)
 

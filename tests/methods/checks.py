@@ -6,15 +6,8 @@ from torch import Tensor
 
 from fedspu import State
 from fedspu.federation.plan import Build, Plan
-from tests.federation.cases import (
-    ConvNet,
-    Played,
-    distance,
-    in_double,
-    mlp,
-    plan_for,
-)
-from tests.methods.slow import CONV, MLP, FedAvg, Kept, Net, Round
+from tests.oracles.federation import ConvNet, Played, distance, in_double, mlp, plan_for
+from tests.oracles.methods import CONV, MLP, FedAvg, Kept, Net, Round
 
 CLOSE = 1e-10
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from fedspu import State
 from fedspu.federation.plan import Build, Plan
-from tests.federation.cases import (
+from tests.methods.checks import CLOSE, NETS, assert_same_rounds, double_plan
+from tests.oracles.federation import (
     ConvNet,
     Played,
     plan_for,
@@ -17,8 +18,7 @@ from tests.federation.cases import (
     run_for,
     same_bits,
 )
-from tests.methods.checks import CLOSE, NETS, assert_same_rounds, double_plan
-from tests.methods.slow import JOINED, FjORDOriginal, Joined, Net, is_statistic
+from tests.oracles.methods import JOINED, FjORDOriginal, Joined, Net, is_statistic
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "conv": ("conv", {"seed": 1}),

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.federation.cases import ConvNet, play_all, run_for
 from tests.methods.checks import NETS, assert_same_rounds, double_plan
-from tests.methods.slow import HeteroFL
+from tests.oracles.federation import ConvNet, play_all, run_for
+from tests.oracles.methods import HeteroFL
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "conv": ("conv", {"seed": 1}),

@@ -23,7 +23,7 @@ from fedspu.methods.method import (
     what_was_offered,
 )
 from fedspu.models import EMNISTNet
-from tests.federation.cases import ConvNet, plan_for
+from tests.oracles.federation import ConvNet, plan_for
 
 SITUATION = plan_for().situation(round=2, client=3)  # p = .5 of 4 and of 6 neurons
 

@@ -15,7 +15,16 @@ from fedspu.errors import SettingsError
 from fedspu.federation import client as client_module
 from fedspu.federation.plan import Build
 from fedspu.methods.hermes import hermes
-from tests.federation.cases import (
+from tests.methods.checks import (
+    CLOSE,
+    NETS,
+    assert_same_rounds,
+    assert_same_sub_models,
+    double_plan,
+    listed,
+)
+from tests.oracles import methods as slow
+from tests.oracles.federation import (
     ConvNet,
     distance,
     examples,
@@ -28,15 +37,7 @@ from tests.federation.cases import (
     same_bits,
     wide_mlp,
 )
-from tests.methods.checks import (
-    CLOSE,
-    NETS,
-    assert_same_rounds,
-    assert_same_sub_models,
-    double_plan,
-    listed,
-)
-from tests.methods.slow import (
+from tests.oracles.methods import (
     CONV,
     DROP,
     JOINED,
@@ -470,13 +471,13 @@ def test_a_random_sub_model_may_travel_as_the_stream_it_was_drawn_from() -> None
 
 
 def test_the_reference_is_not_the_code_it_checks() -> None:
-    text = (Path(__file__).parent / "slow.py").read_text()
+    text = Path(slow.__file__).read_text()
     imported = {
         line for line in text.splitlines() if line.startswith(("from ", "import "))
     }
     assert {line for line in imported if "fedspu" in line} == {
         "from fedspu import State, stream",
-        "from fedspu.core.streams import torch_stream",
+        "from fedspu.streams import torch_stream",
         "from fedspu.federation.plan import Plan",
     }
     assert CLOSE <= 1e-10

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedspu import choose_random, map_neurons, stream
-from fedspu.costs.paper import paper_bytes
 from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
+from fedspu.profile.paper import paper_bytes
 
 PRINTED = {0.2: 54, 0.4: 44, 0.6: 31, 0.8: 18}
 """Mean reduction over the three networks against full training, in percent."""

@@ -11,9 +11,9 @@ import torch
 
 import fedspu
 from fedspu import map_neurons
-from fedspu.core.active import choose_random
 from fedspu.models import MODELS
-from fedspu.reports.tables import paper_gb
+from fedspu.neurons.choose import choose_random
+from fedspu.units import paper_gb
 
 CAPACITIES = (0.2, 0.4, 0.6, 0.8, 1.0)
 

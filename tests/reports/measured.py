@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from fedspu.core.neurons import Fixed, Neurons
-from fedspu.core.weight import Mode, Saves
-from fedspu.costs.memory import Held
-from fedspu.profile import Choice, Costs, Profile, Row, Setting
+from fedspu.neurons.table import Fixed, Neurons
+from fedspu.partial.weight import Mode, Saves
+from fedspu.profile.measure import Choice, Costs, Profile, Row, Setting
+from fedspu.profile.memory import Held
 
 NEURONS = Neurons((), {}, fixed=(Fixed(("fc.bias",), "they reach the model's output"),))
 

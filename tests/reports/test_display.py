@@ -7,7 +7,7 @@ from rich.console import Console
 import fedspu
 from fedspu.reports import display
 from fedspu.reports.display import Display
-from tests.federation.cases import examples, mlp, named
+from tests.oracles.federation import examples, mlp, named
 
 
 def watched(label: str = "", is_quiet: bool = False, **given: Any) -> fedspu.Run:

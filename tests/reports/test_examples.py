@@ -7,7 +7,7 @@ import torch
 from fedspu import map_neurons
 from fedspu.errors import FedSPUError, ModelError, SettingsError
 from fedspu.reports.examples import model_and_batch, model_and_example
-from tests.federation.cases import examples
+from tests.oracles.federation import examples
 
 
 def test_the_example_comes_from_the_shape_the_data_or_the_model_itself() -> None:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from fedspu import map_neurons
 from fedspu.reports.neurons import active_counts, neuron_tables
-from tests.federation.cases import ConvNet
+from tests.oracles.federation import ConvNet
 
 
 def test_active_entries_are_counted_at_each_p() -> None:

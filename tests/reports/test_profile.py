@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedspu.profile import Budget, Profile
+from fedspu.profile.measure import Budget, Profile
 from fedspu.reports.profile import (
     as_json,
     choice_lines,

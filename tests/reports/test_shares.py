@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from fedspu.data.shares import Shares
+from fedspu.data.division import Shares
 from fedspu.reports.shares import (
     LEGEND,
     as_json,

@@ -7,19 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedspu.reports.tables import (
-    compare_rows,
-    duration,
-    half_interval,
-    markdown,
-    mean_percent,
-    paper_gb,
-    percent,
-    rich_table,
-    run_table,
-    size,
-)
-from tests.federation.cases import run_for
+from fedspu.reports.intervals import half_interval, mean_percent
+from fedspu.reports.tables import compare_rows, markdown, rich_table, run_table
+from fedspu.units import duration, paper_gb, percent, size
+from tests.oracles.federation import run_for
 
 
 def printed(*parts: Any) -> str:

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspu.core.neurons import Neurons
-from fedspu.core.types import Active, State
+from fedspu.neurons.table import Active, Neurons, State
 
 
 def is_active_along(

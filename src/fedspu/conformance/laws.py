@@ -23,18 +23,18 @@ from fedspu.conformance.entries import (
     is_active,
 )
 from fedspu.conformance.subject import RESUMED, Subject
-from fedspu.conformance.trial import Seen, Trial, Turn, cost_of
-from fedspu.core.blocks import merge
-from fedspu.core.evaluation import Score
-from fedspu.core.types import Active, State
+from fedspu.conformance.witness import Seen, Trial, Turn, cost_of
 from fedspu.federation.client import Memory, Which, ready_model
-from fedspu.federation.memories import Memories
+from fedspu.federation.memory import Memories
 from fedspu.federation.messages import Packet, Reply, Request, pack_reply
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import Answer, play_round
+from fedspu.federation.record import COSTS
+from fedspu.federation.rounds import Answer, play_round
 from fedspu.federation.server import Federation
-from fedspu.federation.workspace import Workspace
-from fedspu.reports.record import COSTS
+from fedspu.federation.workbench import Workspace
+from fedspu.neurons.blocks import merge
+from fedspu.neurons.table import Active, State
+from fedspu.training import Score
 
 Law = Callable[[Subject], None]
 

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from fedspu.conformance.nets import Arrays, holding_still
-from fedspu.conformance.trial import Trial, play_trial
+from fedspu.conformance.witness import Trial, play_trial
 from fedspu.engines.workers import can_fork
 from fedspu.federation.client import Memory
 from fedspu.federation.plan import Build, Plan, divide
-from fedspu.federation.run import Accuracies, Engine, RoundReport, play
+from fedspu.federation.rounds import Accuracies, Engine, RoundReport, play
 from fedspu.federation.server import Federation
 from fedspu.methods import METHODS, READINGS
-from fedspu.methods.anchors import fedavg
+from fedspu.methods.fedavg import fedavg
 from fedspu.methods.method import Method
+from fedspu.runs import Run, lay_out, one_thread, resume, simulate
 from fedspu.settings import flatten, make_settings
-from fedspu.simulation import Run, lay_out, one_thread, resume, simulate
 
 MakeEngine = Callable[[Plan], Engine]
 

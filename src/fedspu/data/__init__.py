@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedspu.data import arrays, cifar10, digits, emnist, folders, hf, mnist, speech
-from fedspu.data.arrays import from_arrays
 from fedspu.data.dataset import Dataset, check
+from fedspu.data.division import PARTITIONS, partition
 from fedspu.data.files import Download
-from fedspu.data.partition import PARTITIONS, partition
+from fedspu.data.own import arrays, folders, hf
+from fedspu.data.own.arrays import from_arrays
+from fedspu.data.sets import cifar10, digits, emnist, mnist, speech
 from fedspu.data.splits import SPLITS, Split, split
 from fedspu.errors import SettingsError
 from fedspu.settings import nearest

@@ -4,10 +4,15 @@ The files of a data set lie in a folder of its name in the data folder, or in th
 where others put them. ``fetch`` (fetch.py) puts them there; so may the user.
 """
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import BinaryIO
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from fedspu.errors import DataError
 
@@ -71,3 +76,174 @@ def not_here(
         f"{f' --data-dir {folder}' if folder else ''}`, or put {files} into "
         f"{root / name}"
     )
+
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]  # checked where it is used
+
+Watch = Callable[[int, int], None]
+"""Called with the bytes that are here and those there will be."""
+
+CHUNK = 2**18
+TIMEOUT = 30.0  # seconds without a byte
+NOT_SATISFIABLE = 416  # HTTP: the part asked for lies beyond the end
+PARTIAL = 206  # HTTP: the part asked for follows
+
+
+def fetch(download: Download, folder: Path, watch: Watch | None = None) -> bool:
+    """Have an official file in ``folder``; False if it was there already."""
+    file = folder / download.name
+    if file.exists():
+        problem = compare(file, download)
+        if problem:
+            raise DataError(f"{file}: {problem}; remove it and fetch again")
+        return False
+
+    part = folder / f"{download.name}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with part.open("ab") as opened:
+            _lock(opened, part)
+            try:
+                _complete(download, opened, folder, watch or (lambda here, total: None))
+                opened.flush()
+                _keep_if_right(part, file, download)
+            finally:
+                opened.flush()
+                if part.exists() and part.stat().st_size == 0:
+                    part.unlink()
+    except OSError as error:
+        raise DataError(
+            f"{part}: cannot be written ({error.strerror or error}); once that is "
+            "mended, the same command goes on"
+        ) from None
+    return True
+
+
+def _keep_if_right(part: Path, file: Path, download: Download) -> None:
+    problem = compare(part, download)
+    if problem:
+        part.unlink()
+        raise DataError(
+            f"{download.url}: {problem}; what came was deleted. Fetch again, or "
+            f"{_by_hand(download, file.parent)}"
+        )
+    part.replace(file)
+
+
+def compare(file: Path, download: Download) -> str:
+    """What tells a file from the official one: nothing if it is the same."""
+    size = file.stat().st_size
+    if size != download.size:
+        return f"{size:,} bytes, expected {download.size:,}"
+    if not download.checksum:
+        return ""
+    kind, _, expected = download.checksum.partition(":")
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, kind).hexdigest()
+    return "" if found == expected else f"{kind} {found}, expected {expected}"
+
+
+def _lock(part: BinaryIO, name: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(
+            f"{name}: another process is fetching it; wait for it"
+        ) from None
+
+
+def _complete(download: Download, part: BinaryIO, folder: Path, watch: Watch) -> None:
+    """Append to ``part`` what is missing."""
+    here = part.tell()
+    if here > download.size:
+        here = _empty(part)
+    if here == download.size:
+        return
+    response = _open(download, here, folder)
+    with response:
+        if here and not _goes_on(response, here):
+            here = _empty(part)
+        watch(here, download.size)
+        while chunk := _read(response, here, download):
+            here += len(chunk)
+            if here > download.size:
+                _empty(part)
+                raise DataError(
+                    f"{download.url}: more than the {download.size:,} bytes expected; "
+                    f"what came was deleted. {_by_hand(download, folder).capitalize()}"
+                )
+            part.write(chunk)
+            watch(here, download.size)
+    if here < download.size:
+        raise _cut(download, here, "the server sent no more")
+
+
+def _empty(part: BinaryIO) -> int:
+    part.truncate(0)
+    return 0
+
+
+def _open(download: Download, here: int, folder: Path) -> HTTPResponse:
+    """The server's answer, from the byte ``here`` on if it can."""
+    headers = {"User-Agent": "fedspu"} | ({"Range": f"bytes={here}-"} if here else {})
+    try:
+        response: HTTPResponse = urlopen(
+            Request(download.url, headers=headers), timeout=TIMEOUT
+        )
+    except HTTPError as error:
+        with error:
+            if error.code == NOT_SATISFIABLE and here:
+                return _open(download, 0, folder)
+            reason = f"the server answers {error.code} {error.reason}"
+    except (OSError, HTTPException) as error:
+        reason = f"cannot be reached ({getattr(error, 'reason', error)})"
+    else:
+        return response
+    raise DataError(f"{download.url}: {reason}; {_by_hand(download, folder)}")
+
+
+def _goes_on(response: HTTPResponse, here: int) -> bool:
+    """Whether the answer is the rest of the file, and not all of it."""
+    starts = f"bytes {here}-"
+    return response.status == PARTIAL and response.headers.get(
+        "Content-Range", ""
+    ).startswith(starts)
+
+
+def _read(response: HTTPResponse, here: int, download: Download) -> bytes:
+    try:
+        return response.read(CHUNK)
+    except (OSError, HTTPException) as error:
+        raise _cut(download, here, str(error) or type(error).__name__) from None
+
+
+def _cut(download: Download, here: int, reason: str) -> DataError:
+    return DataError(
+        f"{download.url}: cut after {here:,} of {download.size:,} bytes ({reason}); "
+        "the same command goes on from there"
+    )
+
+
+def _by_hand(download: Download, folder: Path) -> str:
+    return f"get {download} in another way and put it into {folder}"
+
+
+# What is in them ---------------------------------------------------------------------
+
+
+def read(file: Path) -> bytes:
+    """What is in a file of a listing."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{shown(file)}: {error.strerror}; mend or remove it") from None
+
+
+def shown(name: Path | str) -> str:
+    """A file's name on one line, whatever characters it has."""
+    return str(name) if str(name).isprintable() else repr(str(name))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspu.core.streams import stream
 from fedspu.errors import DataError, SettingsError
+from fedspu.streams import stream
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]

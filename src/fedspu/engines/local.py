@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from fedspu.core.evaluation import Score
 from fedspu.engines.turns import play_turn, warm_up
 from fedspu.federation.client import Which, judge
-from fedspu.federation.memories import Memories
+from fedspu.federation.memory import Memories
 from fedspu.federation.messages import Request, pack_request, unpack_reply
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import Answer
+from fedspu.federation.rounds import Answer
 from fedspu.federation.server import Federation
-from fedspu.federation.workspace import Workspace
+from fedspu.federation.workbench import Workspace
+from fedspu.training import Score
 
 
 class LocalEngine:

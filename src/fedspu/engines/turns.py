@@ -7,13 +7,13 @@ from time import perf_counter
 
 import torch
 
-from fedspu.core.training import make_optimizer
 from fedspu.federation.client import take_turn
-from fedspu.federation.memories import Entry, Shelf
+from fedspu.federation.memory import Entry, Shelf
 from fedspu.federation.messages import Packet, pack_reply, unpack_request
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import Cost
-from fedspu.federation.workspace import Workspace
+from fedspu.federation.rounds import Cost
+from fedspu.federation.workbench import Workspace
+from fedspu.training import make_optimizer
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,11 @@ from typing import Any
 
 import torch
 
-from fedspu.core.evaluation import Score
-from fedspu.core.types import State
-from fedspu.costs.room import forget_peak, peak_rss_bytes
+from fedspu.engines.machine import forget_peak, peak_rss_bytes
 from fedspu.engines.turns import Turn, play_turn, warm_up
 from fedspu.errors import FedSPUError
 from fedspu.federation.client import Which, judge
-from fedspu.federation.memories import Entry, Memories, Shelf
+from fedspu.federation.memory import Entry, Memories, Shelf
 from fedspu.federation.messages import (
     Packet,
     Request,
@@ -41,10 +39,12 @@ from fedspu.federation.messages import (
     unpack_state,
 )
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import Answer
+from fedspu.federation.rounds import Answer
 from fedspu.federation.server import Federation
-from fedspu.federation.workspace import Workspace
+from fedspu.federation.workbench import Workspace
 from fedspu.methods.method import Offer
+from fedspu.neurons.table import State
+from fedspu.training import Score
 
 
 def window(num_workers: int) -> int:

@@ -8,20 +8,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedspu.core.blocks import extract, merge
-from fedspu.core.evaluation import Score, evaluate
-from fedspu.core.neurons import state_of
-from fedspu.core.scores import score_neurons
-from fedspu.core.slim import slim_state, slimmable
-from fedspu.core.stopping import blended_loss, has_stopped
-from fedspu.core.streams import stream, torch_stream
-from fedspu.core.training import check_finite, train
-from fedspu.core.types import Active, State
 from fedspu.errors import TrainingError
 from fedspu.federation.messages import Reply, Request
 from fedspu.federation.plan import Plan
-from fedspu.federation.workspace import Bench, Workspace
+from fedspu.federation.workbench import Bench, Workspace
 from fedspu.methods.method import Held, Lesson, Own, Situation
+from fedspu.neurons.blocks import extract, merge, state_of
+from fedspu.neurons.scores import score_neurons
+from fedspu.neurons.slim import slim_state, slimmable
+from fedspu.neurons.table import Active, State
+from fedspu.streams import stream, torch_stream
+from fedspu.training import (
+    Score,
+    blended_loss,
+    check_finite,
+    evaluate,
+    has_stopped,
+    train,
+)
 
 Which = Literal["personal", "global"]
 """The model a client would use now, or the server's."""

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspu.core.active import choose_random
-from fedspu.core.streams import KEY_BYTES, generator
-from fedspu.core.types import Active, Blocks, Payload, State
 from fedspu.errors import ModelError
 from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer
+from fedspu.neurons.choose import choose_random
+from fedspu.neurons.table import Active, Blocks, Payload, State
+from fedspu.streams import KEY_BYTES, generator
 
 
 @dataclass(frozen=True)

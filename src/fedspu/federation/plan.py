@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspu.core.active import as_fraction
-from fedspu.core.mapping import map_neurons
-from fedspu.core.neurons import Neurons, state_of
-from fedspu.core.streams import stream, torch_stream
-from fedspu.core.training import Recipe
-from fedspu.core.types import Active, Blocks, State
 from fedspu.data.dataset import Dataset
-from fedspu.data.partition import partition
+from fedspu.data.division import partition
 from fedspu.data.splits import MIN_EXAMPLES, Splits
 from fedspu.errors import DataError, ModelError, SettingsError
 from fedspu.methods import choose_method
 from fedspu.methods.method import Method, Remodel, Situation, global_model
+from fedspu.neurons.blocks import state_of
+from fedspu.neurons.choose import as_fraction
+from fedspu.neurons.mapping import map_neurons
+from fedspu.neurons.table import Active, Blocks, Neurons, State
 from fedspu.settings import Settings
+from fedspu.streams import stream, torch_stream
+from fedspu.training import Recipe
 
 Build = Callable[[], nn.Module]
 

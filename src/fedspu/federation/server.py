@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from fedspu.core.averaging import average
-from fedspu.core.blocks import extract
-from fedspu.core.streams import stream
-from fedspu.core.types import Active, State, Update
 from fedspu.federation.messages import Reply, Request
 from fedspu.federation.plan import Plan
+from fedspu.neurons.average import Update, average
+from fedspu.neurons.blocks import extract
+from fedspu.neurons.table import Active, State
+from fedspu.streams import stream
 
 
 @dataclass(frozen=True)

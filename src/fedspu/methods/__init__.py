@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from fedspu.errors import SettingsError
-from fedspu.methods.anchors import fedavg, local, small
+from fedspu.methods.fedavg import fedavg
 from fedspu.methods.feddrop import feddrop
 from fedspu.methods.fedmp import fedmp
 from fedspu.methods.fedselect import fedselect
@@ -11,8 +11,10 @@ from fedspu.methods.fedspu import fedspu
 from fedspu.methods.fjord import fjord, fjord_original
 from fedspu.methods.hermes import hermes
 from fedspu.methods.heterofl import heterofl
+from fedspu.methods.local import local
 from fedspu.methods.method import Method
 from fedspu.methods.prunefl import prunefl
+from fedspu.methods.small import small
 from fedspu.settings import MethodSettings, nearest
 
 READINGS: tuple[Method, ...] = (

@@ -10,8 +10,6 @@ client's p is its capacity (there, one p for all), each client draws its own neu
 and activations are not scaled up in the smaller model, of which the paper says nothing.
 """
 
-from fedspu.core.blocks import merge
-from fedspu.core.slim import slimmable
 from fedspu.methods.method import (
     Method,
     Offer,
@@ -20,6 +18,8 @@ from fedspu.methods.method import (
     random_neurons,
     what_was_offered,
 )
+from fedspu.neurons.blocks import merge
+from fedspu.neurons.slim import slimmable
 
 
 def random_sub_model(now: Situation) -> Offer:

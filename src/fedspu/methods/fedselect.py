@@ -16,11 +16,11 @@ from fractions import Fraction
 
 import torch
 
-from fedspu.core.active import choose_top, num_active
-from fedspu.core.slim import slimmable
-from fedspu.core.types import Active
 from fedspu.methods.method import Offer, Own, Score, Situation
 from fedspu.methods.pruning import keeps_best
+from fedspu.neurons.choose import choose_top, num_active
+from fedspu.neurons.slim import slimmable
+from fedspu.neurons.table import Active
 
 FIRST, LAST = Fraction(1, 4), Fraction(1, 2)
 

@@ -4,13 +4,13 @@ Niu, Dong and Qin, "FedSPU: Personalized Federated Learning for Resource-Constra
 Devices with Stochastic Parameter Update", AAAI 2025. Departs from the paper nowhere.
 """
 
-from fedspu.core.blocks import merge
 from fedspu.methods.method import (
     Method,
     own_model,
     random_neurons,
     what_was_offered,
 )
+from fedspu.neurons.blocks import merge
 
 fedspu = Method(
     name="fedspu",

@@ -34,26 +34,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspu.core.active import choose_ordered
-from fedspu.core.blocks import merge, mesh, put, take
-from fedspu.core.neurons import (
-    Axis,
-    NeuronGroup,
-    Neurons,
-    load_state,
-    named_tensors,
-)
-from fedspu.core.partial import partial_training
-from fedspu.core.slim import slim_model, slim_state, slimmable
-from fedspu.core.streams import stream
-from fedspu.core.training import (
-    Recipe,
-    batches,
-    check_loss,
-    make_optimizer,
-    take_step,
-)
-from fedspu.core.types import Active, Blocks, State
 from fedspu.methods.method import (
     Held,
     Lesson,
@@ -63,6 +43,13 @@ from fedspu.methods.method import (
     local_epochs,
     what_was_offered,
 )
+from fedspu.neurons.blocks import load_state, merge, mesh, named_tensors, put, take
+from fedspu.neurons.choose import choose_ordered
+from fedspu.neurons.slim import slim_model, slim_state, slimmable
+from fedspu.neurons.table import Active, Axis, Blocks, NeuronGroup, Neurons, State
+from fedspu.partial.context import partial_training
+from fedspu.streams import stream
+from fedspu.training import Recipe, batches, check_loss, make_optimizer, take_step
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

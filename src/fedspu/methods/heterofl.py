@@ -30,12 +30,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspu.core.neurons import Axis, NeuronGroup, Neurons
-from fedspu.core.scores import incoming
-from fedspu.core.training import cut
-from fedspu.core.types import Active
 from fedspu.methods.fjord import first_of, fjord, slice_of_global
 from fedspu.methods.method import Lesson, Offer, Own, Situation, local_epochs
+from fedspu.neurons.scores import incoming
+from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
+from fedspu.training import cut
 
 LABELS = "(labels)"
 """The group of the output rows, one for each label."""

@@ -8,12 +8,11 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspu.core.active import choose_random
-from fedspu.core.neurons import Neurons
-from fedspu.core.streams import generator, stream_key
-from fedspu.core.training import Recipe, train
-from fedspu.core.types import Active, Blocks, Payload, State
+from fedspu.neurons.choose import choose_random
+from fedspu.neurons.table import Active, Blocks, Neurons, Payload, State
 from fedspu.settings import MethodSettings
+from fedspu.streams import generator, stream_key
+from fedspu.training import Recipe, train
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ usual, and returns it. From then on it is sent those neurons alone. A client tha
 everything has nothing to score.
 """
 
-from fedspu.core.active import choose_top, num_active
-from fedspu.core.blocks import merge
-from fedspu.core.slim import slimmable
-from fedspu.core.types import Active
 from fedspu.methods.method import Method, Offer, Own, Score, Situation, own_model
+from fedspu.neurons.blocks import merge
+from fedspu.neurons.choose import choose_top, num_active
+from fedspu.neurons.slim import slimmable
+from fedspu.neurons.table import Active
 
 
 def what_it_kept(now: Situation) -> Offer:

@@ -11,13 +11,10 @@ from torch import nn
 
 from fedspu.errors import ModelError
 from fedspu.models.audio import AudioNet
-from fedspu.models.cifar import CIFARNet
-from fedspu.models.digits import DigitsNet
-from fedspu.models.emnist import EMNISTNet
 from fedspu.models.mlp import MLP
 from fedspu.models.mobilenet import MobileNet
+from fedspu.models.paper import CIFARNet, DigitsNet, EMNISTNet, SpeechNet
 from fedspu.models.resnet import ResNet18
-from fedspu.models.speech import SpeechNet
 from fedspu.models.transformer import Transformer
 from fedspu.settings import nearest
 

@@ -6,7 +6,7 @@ Bottlenecks", CVPR 2018.
 
 from torch import Tensor, nn
 
-from fedspu.models.conv_norm import conv_norm
+from fedspu.models.resnet import conv_norm
 
 # Widening factor, channels, number of blocks, stride of the first.
 STAGES = (

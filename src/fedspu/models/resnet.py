@@ -4,11 +4,10 @@ He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 201
 """
 
 from itertools import pairwise
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from fedspu.models.conv_norm import conv_norm
 
 
 class BasicBlock(nn.Module):
@@ -43,3 +42,9 @@ class ResNet18(nn.Sequential):
             layers += [BasicBlock(before, after, stride), BasicBlock(after, after, 1)]
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)]
         super().__init__(*layers, *head)
+
+
+def conv_norm(before: int, after: int, **given: Any) -> nn.Sequential:
+    """A convolution without bias and a batch norm; the rest goes to ``nn.Conv2d``."""
+    conv = nn.Conv2d(before, after, bias=False, **given)
+    return nn.Sequential(conv, nn.BatchNorm2d(after))

@@ -10,8 +10,8 @@ from rich.table import Table
 from torch import Tensor
 
 from fedspu.data import Dataset, Source
-from fedspu.data.fetch import compare
-from fedspu.reports.tables import size
+from fedspu.data.files import compare
+from fedspu.units import size
 
 CHUNK = 512  # examples at a time: the whole may not fit into memory as floats
 

@@ -13,8 +13,8 @@ from rich.progress import (
 )
 
 from fedspu.federation.plan import Plan
-from fedspu.federation.run import RoundReport
-from fedspu.reports.tables import percent, size
+from fedspu.federation.rounds import RoundReport
+from fedspu.units import percent, size
 
 
 class Display:

@@ -6,9 +6,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from fedspu.core.active import choose_ordered
-from fedspu.core.neurons import Neurons
-from fedspu.reports.tables import percent, rich_table, size
+from fedspu.neurons.choose import choose_ordered
+from fedspu.neurons.table import Neurons
+from fedspu.reports.tables import rich_table
+from fedspu.units import percent, size
 
 
 def active_counts(neurons: Neurons, shares: Sequence[float]) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspu.data.shares import Shares
+from fedspu.data.division import Shares
 from fedspu.errors import SettingsError, how_to_install
-from fedspu.profile import Costs, Profile
+from fedspu.profile.measure import Costs, Profile
 from fedspu.reports.profile import clock_of, unit_of
 from fedspu.reports.shares import sample
 

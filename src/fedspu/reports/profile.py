@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedspu.core.neurons import Neurons
-from fedspu.profile import Budget, Choice, Costs, Profile, Setting
-from fedspu.reports.tables import size
+from fedspu.neurons.table import Neurons
+from fedspu.profile.measure import Budget, Choice, Costs, Profile, Setting
+from fedspu.units import size
 
 
 def profile_table(profile: Profile) -> Table:

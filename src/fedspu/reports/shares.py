@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedspu.data.dataset import Dataset
-from fedspu.data.shares import Shares
+from fedspu.data.division import Shares
 from fedspu.settings import Settings, make_settings
 
 SHADES = ((0.75, "█"), (0.5, "▓"), (0.25, "▒"), (0.05, "░"), (0.0, "·"))

@@ -1,79 +1,13 @@
-"""Results as text: numbers with their units, intervals, and tables of runs."""
+"""Tables of runs, for a terminal and for a file."""
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
-PAPER_GB = 1000 * 2**20
-"""The paper's "GB" are 1000 x 2^20 bits (docs/paper.md, Table 3)."""
-
-# Student's t, two-sided 95 %, for 1, 2, … degrees of freedom.
-_T95 = (
-    *(12.706, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-
-
-def percent(value: float | None) -> str:
-    """A share as a percentage; a dash if there is none."""
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def size(num_bytes: float) -> str:
-    """A number of bytes, readable."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.2f} {unit}"
-    return f"{num_bytes:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """A time span, readable."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
-
-
-def paper_gb(num_bytes: float) -> str:
-    """A number of bytes in the unit of the paper's Table 3."""
-    return f"{8 * num_bytes / PAPER_GB:#.4g}"
-
-
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean."""
-    return sum(values) / len(values)
-
-
-def half_interval(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % interval of the mean, by Student's t."""
-    n = len(values)
-    if n < 2:
-        return None
-    middle = mean(values)
-    variance = sum((value - middle) ** 2 for value in values) / (n - 1)
-    return _t95(n - 1) * sqrt(variance / n)
-
-
-def _t95(freedom: int) -> float:
-    if freedom <= len(_T95):
-        return _T95[freedom - 1]
-    return 1.95996 + 2.3723 / freedom + 2.8225 / freedom**2  # its expansion
-
-
-def mean_percent(values: Sequence[float | None]) -> str:
-    """Mean and 95 % interval of shares, as percentages."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    half = half_interval(known)
-    middle = f"{100 * mean(known):.1f}"
-    return f"{middle} %" if half is None else f"{middle} ± {100 * half:.1f} %"
+from fedspu.reports.intervals import mean, mean_percent
+from fedspu.units import duration, paper_gb, percent, size
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:

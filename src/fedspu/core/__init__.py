@@ -1,1 +1,0 @@
-"""The pure core: tensors in, tensors out; no files, prints, clocks or clients."""

@@ -1,0 +1,326 @@
+"""Who gets which examples, and who has what then.
+
+A partition gives every example its client. Clients that then have too few are helped by
+the largest ones; no example is ever repeated or left out. In every kind that reads
+alpha, a lower one makes clients differ more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedspu.errors import SettingsError
+from fedspu.settings import nearest
+
+Indices = NDArray[np.int64]
+Labels = NDArray[np.integer]
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is divided, among how many clients, and how unevenly."""
+
+    labels: Labels
+    num_clients: int
+    alpha: float = 0.1
+    shards: int = 2  # for each client, in `shards` alone
+    owners: Labels | None = None  # whose each example is, for `natural` alone
+
+
+def dirichlet(task: Task, rng: Rng) -> Indices:
+    """Each class spread over the clients in proportions drawn from Dirichlet(alpha)."""
+    clients = np.empty(len(task.labels), dtype=np.int64)
+    by_class = np.argsort(task.labels, kind="stable")
+    _, firsts = np.unique(task.labels[by_class], return_index=True)
+    for examples in np.split(by_class, firsts[1:]):
+        shares = rng.dirichlet(np.full(task.num_clients, task.alpha))
+        clients[rng.permutation(examples)] = _spread(shares, len(examples), rng)
+    return clients
+
+
+def dirichlet_client(task: Task, rng: Rng) -> Indices:
+    """A mix of classes drawn for each client from Dirichlet(alpha); sizes alike.
+
+    Classes run out: clients that want more of one than is left are served at random,
+    and draw again from the rest of their mix.
+    """
+    _, codes = np.unique(task.labels, return_inverse=True)
+    left = np.bincount(codes)
+    mixes = rng.dirichlet(np.full(len(left), task.alpha), size=task.num_clients)
+    wanted = np.bincount(_dealt(len(codes), task.num_clients))
+    held = np.zeros(mixes.shape, dtype=np.int64)
+    while wanted.any():
+        drawn = _draw(mixes, wanted, left > 0, rng)
+        for c in np.flatnonzero(drawn.sum(0) > left):
+            drawn[:, c] = rng.multivariate_hypergeometric(
+                drawn[:, c], left[c], method="marginals"
+            )
+        held += drawn
+        left -= drawn.sum(0)
+        wanted -= drawn.sum(1)
+
+    clients = np.empty(len(codes), dtype=np.int64)
+    one_class = np.tile(np.arange(task.num_clients), len(left))
+    clients[_by_class(codes, rng)] = np.repeat(one_class, held.T.ravel())
+    return clients
+
+
+def iid(task: Task, rng: Rng) -> Indices:
+    """Equally many random examples for each client, give or take one."""
+    return rng.permutation(_dealt(len(task.labels), task.num_clients))
+
+
+def shards(task: Task, rng: Rng) -> Indices:
+    """Examples sorted by class, cut into equal shards; as many random ones for each.
+
+    As in "Communication-efficient learning" (McMahan et al., 2017). A shard on the
+    border of two classes has some of both.
+    """
+    n, num_shards = len(task.labels), task.shards * task.num_clients
+    by_shard = rng.permutation(_dealt(num_shards, task.num_clients))
+    clients = np.empty(n, dtype=np.int64)
+    clients[_by_class(task.labels, rng)] = by_shard[np.arange(n) * num_shards // n]
+    return clients
+
+
+def quantity(task: Task, rng: Rng) -> Indices:
+    """Random examples, in sizes by a power law: the k-th largest is k^(-1/alpha) of it.
+
+    That is Pareto's law with index alpha; alpha = 1 is Zipf's.
+    """
+    ranks = 1.0 + rng.permutation(task.num_clients)
+    shares = ranks ** (-1 / task.alpha)
+    return rng.permutation(_spread(shares / shares.sum(), len(task.labels), rng))
+
+
+def natural(task: Task, rng: Rng) -> Indices:
+    """All examples of an owner together: a speaker, a writer, a client column.
+
+    With as many owners as clients, client k is the k-th owner in sorted order; with
+    more, each client has equally many random ones, give or take one.
+    """
+    if task.owners is None:
+        raise SettingsError(
+            "data.partition = 'natural': the data set does not say whose its examples "
+            "are; add an array `client` to your .npz file, or use another partition"
+        )
+    names, codes = np.unique(task.owners, return_inverse=True)
+    if len(names) < task.num_clients:
+        raise SettingsError(
+            f"clients.number = {task.num_clients}: with data.partition = 'natural' "
+            f"expected at most {len(names)}, as many as the examples have owners"
+        )
+    if len(names) == task.num_clients:
+        return codes.astype(np.int64)
+    return rng.permutation(_dealt(len(names), task.num_clients))[codes]
+
+
+PARTITIONS: dict[str, Callable[[Task, Rng], Indices]] = {
+    "dirichlet": dirichlet,
+    "dirichlet-client": dirichlet_client,
+    "iid": iid,
+    "natural": natural,
+    "quantity": quantity,
+    "shards": shards,
+}
+
+
+def _dealt(number: int, num_clients: int) -> Indices:
+    """Clients in turn, 0, 1, …, as in dealing cards."""
+    return np.arange(number) % num_clients
+
+
+def _spread(shares: NDArray[np.float64], number: int, rng: Rng) -> Indices:
+    """A client for each of ``number`` examples, by shares that sum to one."""
+    ends = np.cumsum(shares)
+    # Evenly spaced from a random start: fixed places would favour some clients
+    # wherever there are fewer examples than clients.
+    places = (np.arange(number) + rng.random()) / number
+    # The last client's share ends at 1, whatever the sum was rounded to.
+    return np.searchsorted(ends[:-1], places)
+
+
+def _by_class(labels: Labels, rng: Rng) -> Indices:
+    """All examples, class by class, in random order within a class."""
+    shuffled = rng.permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
+def _draw(
+    mixes: NDArray[np.float64], wanted: Indices, is_open: NDArray[np.bool_], rng: Rng
+) -> Indices:
+    """How many of each class each client draws from its mix of the open ones."""
+    asking = np.flatnonzero(wanted)
+    chances = mixes[asking] * is_open
+    # At a small alpha a mix is one class, and nothing remains once that has run out.
+    chances[chances.sum(1) == 0] = is_open
+    chances /= chances.sum(1, keepdims=True)
+    drawn = np.zeros(mixes.shape, dtype=np.int64)
+    drawn[asking] = rng.multinomial(wanted[asking], chances)
+    return drawn
+
+
+# The division ------------------------------------------------------------------------
+
+
+def partition(
+    labels: Labels,
+    num_clients: int,
+    kind: str,
+    alpha: float,
+    min_examples: int,
+    rng: Rng,
+    shards: int = 2,
+    owners: Labels | None = None,
+) -> list[Indices]:
+    """Each client's examples, as sorted indices into ``labels``.
+
+    ``shards`` is read by that kind alone, ``owners`` (whose each example is) by
+    `natural` alone.
+    """
+    _refuse_impossible(len(labels), num_clients, kind, alpha, min_examples)
+    if kind == "shards":
+        _refuse_small_shards(len(labels), num_clients, shards)
+    task = Task(labels, num_clients, alpha, shards, owners)
+    clients = PARTITIONS[kind](task, rng)
+    clients = _help_the_smallest(clients, num_clients, min_examples, rng)
+
+    by_client = np.argsort(clients, kind="stable")
+    sizes = np.bincount(clients, minlength=num_clients)
+    return np.split(by_client, np.cumsum(sizes)[:-1])
+
+
+def _refuse_impossible(
+    num_examples: int, num_clients: int, kind: str, alpha: float, min_examples: int
+) -> None:
+    if kind not in PARTITIONS:
+        known = ", ".join(sorted(PARTITIONS))
+        raise SettingsError(
+            f"data.partition = {kind!r}: expected one of {known}"
+            f"{nearest(kind, list(PARTITIONS))}"
+        )
+    if not (alpha > 0 and isfinite(alpha)):
+        raise SettingsError(f"data.alpha = {alpha}: expected a number above 0")
+    if min_examples < 0:
+        raise SettingsError(f"data.min_examples = {min_examples}: expected 0 or more")
+    if not 1 <= num_clients <= num_examples:
+        raise SettingsError(
+            f"clients.number = {num_clients}: expected a number from 1 to "
+            f"{num_examples}, as many as there are examples"
+        )
+    if num_clients * min_examples > num_examples:
+        raise SettingsError(
+            f"clients.number = {num_clients} with data.min_examples = {min_examples} "
+            f"needs {num_clients * min_examples} examples, but there are "
+            f"{num_examples}; lower one of the two"
+        )
+
+
+def _refuse_small_shards(num_examples: int, num_clients: int, shards: int) -> None:
+    if shards < 1:
+        raise SettingsError(f"data.shards = {shards}: expected 1 or more")
+    if num_clients * shards > num_examples:
+        raise SettingsError(
+            f"clients.number = {num_clients} with data.shards = {shards} makes "
+            f"{num_clients * shards} shards, but there are {num_examples} examples; "
+            "lower one of the two"
+        )
+
+
+def _help_the_smallest(
+    clients: Indices, num_clients: int, min_examples: int, rng: Rng
+) -> Indices:
+    """Move random examples of the largest clients to those below ``min_examples``."""
+    sizes = np.bincount(clients, minlength=num_clients)
+    wanted = np.maximum(min_examples - sizes, 0)
+    if not wanted.any():
+        return clients
+    given = _levelled(sizes, int(wanted.sum()))
+
+    # The first given[k] of client k's examples, in random order, are moved.
+    by_client = rng.permutation(len(clients))
+    by_client = by_client[np.argsort(clients[by_client], kind="stable")]
+    rank = np.arange(len(clients)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    moved = by_client[rank < given[clients[by_client]]]
+
+    helped = clients.copy()
+    helped[rng.permutation(moved)] = np.repeat(np.arange(num_clients), wanted)
+    return helped
+
+
+def _levelled(sizes: Indices, total: int) -> Indices:
+    """How many each client gives so that ``total`` are given, always by the largest.
+
+    That cuts the largest clients to one level, the highest that yields ``total``; those
+    below it give nothing.
+    """
+    level, high = 0, int(sizes.max())
+    while level < high:
+        middle = (level + high + 1) // 2
+        if np.maximum(sizes - middle, 0).sum() >= total:
+            level = middle
+        else:
+            high = middle - 1
+    given = np.maximum(sizes - level, 0)
+    # Not all who are cut need to go down to the level: the first keep one more.
+    spared = np.flatnonzero(given)[: given.sum() - total]
+    given[spared] -= 1
+    return given
+
+
+# Who has what ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """The examples of each client by class: ``counts`` is (clients, classes)."""
+
+    counts: Indices
+
+    @cached_property
+    def sizes(self) -> Indices:
+        """How many examples each client has."""
+        sizes: Indices = self.counts.sum(1)
+        return sizes
+
+    @cached_property
+    def num_classes(self) -> Indices:
+        """How many classes each client has examples of."""
+        numbers: Indices = np.count_nonzero(self.counts, axis=1)
+        return numbers
+
+    @cached_property
+    def entropies(self) -> NDArray[np.float64]:
+        """The entropy of each client's labels, in bits; one class alone has none."""
+        return entropy(self.counts)
+
+    @cached_property
+    def whole_entropy(self) -> float:
+        """The entropy of all labels together, in bits: what even shares would have."""
+        return float(entropy(self.counts.sum(0, keepdims=True))[0])
+
+    @property
+    def num_single(self) -> int:
+        """How many clients have examples of one class alone."""
+        return int((self.num_classes == 1).sum())
+
+
+def count_shares(parts: Sequence[Indices], labels: Labels, num_classes: int) -> Shares:
+    """The shares of clients whose examples are at ``parts``."""
+    clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    cells = clients * num_classes + labels[np.concatenate(parts)]
+    counts = np.bincount(cells, minlength=len(parts) * num_classes)
+    return Shares(counts.reshape(len(parts), num_classes))
+
+
+def entropy(counts: Indices) -> NDArray[np.float64]:
+    """The entropy of each row of counts, in bits; a row of nothing has none."""
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    logs = np.log2(shares, where=shares > 0, out=np.zeros_like(shares))
+    bits: NDArray[np.float64] = np.maximum(-(shares * logs).sum(1), 0.0)  # never -0.0
+    return bits

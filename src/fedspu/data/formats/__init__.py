@@ -1,0 +1,1 @@
+"""File formats, each read by one file, and nothing in them is executed."""

@@ -1,0 +1,1 @@
+"""The user's own examples: arrays, folders, Hugging Face data sets."""

@@ -1,0 +1,152 @@
+"""Google Speech Commands, version 2: 105,829 spoken words, 35 of them, 2,618 speakers.
+
+P. Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition", 2018,
+https://arxiv.org/abs/1804.03209, CC BY 4.0. A clip is a WAV file of at most a second,
+``<word>/<speaker>_nohash_<n>.wav``; all are joined, whatever official part they are in.
+Their spectrograms (log_mel.py) are the examples.
+"""
+
+import gzip
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import numpy as np
+import torch
+
+from fedspu.data.cache import Arrays, cache_place, cached
+from fedspu.data.dataset import Dataset
+from fedspu.data.files import Download, not_here, places, read, shown
+from fedspu.data.formats import log_mel
+from fedspu.data.formats.class_folders import list_classes
+from fedspu.data.formats.sound import FORMATS
+from fedspu.errors import DataError
+
+RECIPE = f"speech, 1; {log_mel.RECIPE}"
+UNPACKED = "speech_commands_v0.02"
+DOWNLOADS = (
+    Download(
+        "https://storage.googleapis.com/download.tensorflow.org/data/"
+        "speech_commands_v0.02.tar.gz",
+        size=2_428_923_189,
+        checksum="sha256:"
+        "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
+    ),
+)
+WORDS = (
+    *("backward", "bed", "bird", "cat", "dog", "down", "eight", "five", "follow"),
+    *("forward", "four", "go", "happy", "house", "learn", "left", "marvin", "nine"),
+    *("no", "off", "on", "one", "right", "seven", "sheila", "six", "stop", "three"),
+    *("tree", "two", "up", "visual", "wow", "yes", "zero"),
+)
+NOISE = "_background_noise_"  # long recordings without words
+DEFAULTS = {"model": "speech", "train.lr": 5e-4, "train.batch_size": 16}
+
+Clip = tuple[str, str, bytes]
+"""Its folder, the name of its file, and what is in it."""
+
+
+def find(folder: Path | None) -> list[Path]:
+    """What the archive unpacks to, or else the archive; nothing if neither is here."""
+    for place in places("speech", folder, ["SpeechCommands"]):  # as torchaudio has it
+        for unpacked in (place / UNPACKED, place):
+            if any((unpacked / word).is_dir() for word in WORDS):
+                return [unpacked]
+        archive = place / DOWNLOADS[0].name
+        if archive.is_file():
+            return [archive]
+    return []
+
+
+def load(folder: Path | None = None) -> Dataset:
+    """All clips with a word, as spectrograms of bytes, (105829, 1, 32, 32)."""
+    found = find(folder)
+    if not found:
+        raise not_here("speech", folder, DOWNLOADS)
+    source = found[0]
+    notes: tuple[str, ...] = ()
+    if source.is_dir():
+        listing = list_classes(source, FORMATS, "WAV or FLAC files")
+        found, notes = list(listing.files), listing.notes
+
+    arrays = cached("speech", RECIPE, found, lambda: _decode(source, found))
+    num_left_out = int(arrays["left_out"][0])
+    if num_left_out > 0:
+        notes = (f"left out, without words ({NOISE}): {num_left_out}", *notes)
+    return Dataset(
+        name="speech",
+        x=torch.from_numpy(arrays["x"]),
+        y=torch.from_numpy(arrays["y"]),
+        num_classes=len(WORDS),
+        defaults=DEFAULTS,
+        classes=WORDS,
+        owners=torch.from_numpy(arrays["owners"]),
+        scaling=log_mel.SCALING,
+        sources=tuple(found),
+        cache=cache_place("speech", RECIPE, found),
+        notes=notes,
+    )
+
+
+def _in_folder(files: list[Path]) -> Iterator[Clip]:
+    for file in files:
+        yield file.parent.name, file.name, read(file)
+
+
+def _in_archive(archive: Path) -> Iterator[Clip]:
+    """The clips of a .tar.gz, in its order; nothing is unpacked to disk."""
+    try:
+        with (
+            gzip.open(archive) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as members,
+        ):
+            for member in members:
+                path = PurePath(member.name)
+                content = members.extractfile(member) if member.isfile() else None
+                is_hidden = path.name.startswith(".")
+                if content is not None and path.suffix in FORMATS and not is_hidden:
+                    yield path.parent.name, path.name, content.read()
+            stream.read()  # to the end, where gzip compares its checksum
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise DataError(
+            f"{shown(archive)} cannot be read ({error}); expected the official "
+            f"{DOWNLOADS[0]}; fetch it again"
+        ) from None
+
+
+def _decode(source: Path, files: list[Path]) -> Arrays:
+    """Spectrograms, words and speakers, sorted by file, whatever order they come in."""
+    clips = _in_folder(files) if source.is_dir() else _in_archive(source)
+    names, speakers, spectra, left_out = [], [], [], 0
+    for word, file, content in clips:
+        name = str(source / word / file)
+        if word == NOISE:
+            left_out += 1
+            continue
+        speaker = re.fullmatch(r"([0-9a-f]+)_nohash_\d+\.(wav|flac)", file)
+        if word not in WORDS or speaker is None:
+            raise DataError(
+                f"{shown(name)}: expected <word>/<speaker>_nohash_<n>.wav with one of "
+                "the 35 words; for clips of your own use sounds:FOLDER"
+            )
+        names.append(f"{word}/{file}")
+        speakers.append(speaker[1])
+        spectra.append(log_mel.read_log_mel(content, name))
+
+    words = [name.partition("/")[0] for name in names]
+    missing = sorted(set(WORDS) - set(words))
+    if missing:
+        raise DataError(
+            f"{shown(source)}: {len(missing)} of the 35 words have no clips "
+            f"({', '.join(missing)}); expected version 2 of the data set; for a choice "
+            "of words use sounds:FOLDER"
+        )
+    order = np.argsort(names)
+    return {
+        "x": np.stack(spectra)[order],
+        "y": np.array([WORDS.index(word) for word in words])[order],
+        "owners": np.unique(speakers, return_inverse=True)[1][order],
+        "left_out": np.array([left_out]),
+    }

@@ -1,0 +1,1 @@
+"""A model's neurons: the table of them, and what is derived from it."""

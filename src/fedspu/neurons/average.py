@@ -1,0 +1,106 @@
+"""Average each entry over the clients that trained it (paper, step 4 and Figure 3)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedspu.errors import ModelError
+from fedspu.neurons.blocks import Where
+from fedspu.neurons.table import Blocks, Payload, State
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client trained: where, to which values, on how many examples."""
+
+    where: Blocks
+    payload: Payload
+    num_examples: int
+
+
+def average(state: Mapping[str, Tensor], updates: Iterable[Update]) -> State:
+    """Average each entry over the clients that trained it, by their examples.
+
+    An entry that no client trained keeps its value in ``state``. Computed as
+    ``state + sum n_i (payload_i - state) / sum n_i`` in float64, in the order given, so
+    payloads equal to ``state`` give ``state`` back bit for bit. Updates are let go of
+    one by one: a thousand of them take the room of one.
+    """
+    averaged = {name: tensor.clone() for name, tensor in state.items()}
+    # All tensors of one kind in a row: an update is then a few operations, not a few
+    # for each tensor.
+    rows = _Row.by_kind(state)
+    for update in updates:
+        if update.num_examples < 1:
+            raise ModelError(
+                f"an update trained on {update.num_examples} examples has no weight"
+            )
+        for row in rows:
+            row.add(update)
+    for row in rows:
+        averaged.update(row.average())
+    return averaged
+
+
+class _Row:
+    """The tensors of one dtype and device, one after the other, and sums for each."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.values = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+        lengths = [tensor.numel() for tensor in tensors.values()]
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        self.starts = dict(zip(tensors, [0, *ends[:-1]], strict=True))
+        self.moved = torch.zeros_like(self.values, dtype=torch.float64)
+        self.weight = torch.zeros_like(self.moved)
+
+    @staticmethod
+    def by_kind(state: Mapping[str, Tensor]) -> "list[_Row]":
+        """A row for each kind of tensor in a state."""
+        kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            kinds.setdefault((tensor.dtype, tensor.device), {})[name] = tensor
+        return [_Row(tensors) for tensors in kinds.values()]
+
+    def add(self, update: Update) -> None:
+        """Add what one client trained."""
+        names = [name for name in update.where if name in self.tensors]
+        if not names:
+            return
+        places = torch.cat(
+            [
+                _places(self.tensors[name], update.where[name]) + self.starts[name]
+                for name in names
+            ]
+        ).to(self.values.device)
+        trained = torch.cat([update.payload[name].reshape(-1) for name in names])
+        step = trained.double() - self.values.index_select(0, places).double()
+        count = torch.tensor(update.num_examples, dtype=torch.float64).to(step.device)
+        self.moved.index_add_(0, places, step.mul_(count))
+        self.weight.index_add_(0, places, count.expand(len(places)))
+
+    def average(self) -> State:
+        """The average of every entry, in tensors of their own."""
+        mean = self.moved / self.weight.clamp(min=1)
+        changed = (self.values.double() + mean).to(self.values.dtype)
+        # An entry that nobody moved keeps its bits: -0.0 + 0.0 would be 0.0.
+        values = torch.where(mean == 0, self.values, changed)
+        return {
+            name: values[start : start + tensor.numel()].view(tensor.shape).clone()
+            for (name, tensor), start in zip(
+                self.tensors.items(), self.starts.values(), strict=True
+            )
+        }
+
+
+def _places(tensor: Tensor, where: Where) -> Tensor:
+    """The positions of a block among all entries of a tensor, in order."""
+    if all(axis is None for axis in where):
+        return torch.arange(tensor.numel())
+    places = torch.zeros((), dtype=torch.int64)
+    for size, axis in zip(tensor.shape, where, strict=True):
+        along = torch.arange(size) if axis is None else axis
+        places = places.unsqueeze(-1) * size + along
+    return places.reshape(-1)

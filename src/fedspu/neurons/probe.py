@@ -1,0 +1,135 @@
+"""A copy of a model on which a neuron table can be tried without harm."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedspu.errors import ModelError
+from fedspu.neurons.calls import all_tensors, as_double, call, flat_tensors
+from fedspu.neurons.layers import NORMS
+
+
+class Probe:
+    """A copy of the model in eval mode, and its example input; in float64 if it can be.
+
+    It has the model's own weights until ``shake`` gives it random ones.
+    """
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        self.model, self.example = _copy(model), example
+        original = call(self.model, example)
+        self.shapes = [out.shape for out in flat_tensors(original)]
+        if not self.shapes:
+            raise ModelError(
+                f"the model returned a {type(original).__name__}; expected a tensor, "
+                "or a tuple, list or dict of tensors"
+            )
+        try:
+            double = copy.deepcopy(self.model).double()
+            call(double, as_double(example))
+            self.model, self.example = double, as_double(example)
+        except ModelError:  # some models insist on their own precision
+            pass
+        self.tensors = dict(all_tensors(self.model))
+        self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
+        self._given = self.example
+        self.output = self.run()
+
+    def shake(self, trial: int) -> bool:
+        """Random weights, and from the second trial on random input; False if in vain.
+
+        Random weights, because a norm that starts at zero would hide a wrong table.
+        What overflows proves nothing, so milder disturbances are tried as well.
+        """
+        for amount in (1.0, 0.1, 0.01):
+            for example in (_noise_like(self._given), self._given)[trial == 0 :]:
+                _disturb(self.model, self._own, amount)
+                self.example = example
+                try:
+                    self.output = self.run()
+                except ModelError:  # not every input is one the model can take
+                    continue
+                if all(bool(out.isfinite().all()) for out in self.output):
+                    return True
+        return False
+
+    def run(self) -> list[Tensor]:
+        """The model's output on the example."""
+        with torch.no_grad():
+            return flat_tensors(call(self.model, self.example))
+
+    def is_unchanged(self) -> bool:
+        """Whether the model still gives the output it gave after the last shake."""
+        try:
+            now = self.run()
+        except ModelError:
+            return False
+        return all(
+            a.shape == b.shape and bool(_distance(a, b) <= _tolerance(b))
+            for a, b in zip(now, self.output, strict=True)
+            if b.numel()
+        )
+
+    def unreached(self) -> tuple[str, ...]:
+        """Parameters that the output does not depend on, by the graph of autograd."""
+        parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
+        for parameter in parameters.values():
+            parameter.requires_grad_(parameter.is_floating_point())
+        outputs = flat_tensors(call(self.model, self.example))
+        total = sum(out.sum() for out in outputs if out.requires_grad)
+        if not isinstance(total, Tensor):
+            return tuple(parameters)
+        grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        return tuple(n for n, g in zip(parameters, grads, strict=True) if g is None)
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return (a.double() - b.double()).abs().max()
+
+
+def _tolerance(output: Tensor) -> Tensor:
+    """How far rounding may carry the output: a share of its spread, not of its size."""
+    share = 1e-8 if output.dtype == torch.float64 else 1e-4
+    return share * (output.double() - output.double().mean()).abs().max().clamp(1e-9)
+
+
+def _noise_like(value: Any) -> Any:
+    """The same nested value with noise in its floating-point tensors."""
+    if isinstance(value, Tensor):
+        return torch.randn_like(value) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _noise_like(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_noise_like(item) for item in value)
+    return value
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model).eval()
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied ({error}); map_neurons works on "
+            "a deep copy, so the model must support copy.deepcopy"
+        ) from error
+
+
+def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
+    norms = {
+        id(b) for m in model.modules() if isinstance(m, NORMS) for b in m.buffers()
+    }
+    learnt = {id(parameter) for parameter in model.parameters()}
+    with torch.no_grad():
+        for name, tensor in all_tensors(model):
+            own = before[name]
+            if not own.is_floating_point() or id(tensor) not in norms | learnt:
+                continue
+            if id(tensor) in norms:  # a running variance must stay positive
+                tensor.copy_(own * (1 - amount) + amount * (0.5 + torch.rand_like(own)))
+                continue
+            fan_in = own.numel() // len(own) if own.dim() > 1 else 1
+            noise = torch.randn_like(own) / max(1, fan_in) ** 0.5
+            tensor.copy_(noise if amount == 1 else own * (1 + amount * noise))

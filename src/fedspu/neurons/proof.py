@@ -1,0 +1,319 @@
+"""Prove a table of neurons on a copy of its model.
+
+If a group's neurons are what the table says, they can change places, along all the
+group's axes at once, and the model's output stays the same. A cycle through all of them
+and the exchange of two neighbours on it generate every permutation, so that these two
+suffice. Nothing less does: one permutation can be a symmetry of the very mistake.
+"""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedspu.errors import ModelError
+from fedspu.neurons.calls import call, flat_tensors
+from fedspu.neurons.probe import Probe
+from fedspu.neurons.slim import slim_model
+from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
+
+NUM_TRIALS = 3
+"""With new random weights each; a neuron can be silent in one, hardly in all."""
+
+MAX_RUNS_OF_ONE_GROUP = 300
+"""How often the model is run for a group before its neurons are given up."""
+
+Orders = dict[str, np.ndarray]
+"""Group name -> a new order of its neurons."""
+
+
+def prove(
+    probe: Probe, groups: list[NeuronGroup], readers: set[tuple[str, int]]
+) -> tuple[list[NeuronGroup], list[NeuronGroup]]:
+    """The groups that are right, and those that are not.
+
+    Where not all neurons of a right group may change places, but each may with some
+    neighbour, it is not permutable. ``readers`` are the axes along which neurons are
+    read, not made.
+    """
+    rng = np.random.default_rng(0)
+    doubtful: dict[str, NeuronGroup] = {}
+    for trial in range(NUM_TRIALS):
+        if not probe.shake(trial):
+            return [], groups
+        left = [group for group in groups if group.name not in doubtful]
+        cycles = {group.name: _cycle(group.size, rng) for group in left}
+        for orders in (cycles, {name: _exchange(c) for name, c in cycles.items()}):
+            if not survives(probe, left, orders):
+                doubtful |= {
+                    g.name: g for g in left if not survives(probe, [g], orders)
+                }
+        for group in left:
+            if group.size == 2 and not _is_read_in_place(probe, group, readers):
+                doubtful[group.name] = group
+    aligned = _aligned(probe, [g for g in doubtful.values() if g.size > 2])
+    right = [
+        replace(g, permutable=False, slim=False) if g.name in doubtful else g
+        for g in groups
+        if g.name not in doubtful or g.name in aligned
+    ]
+    return right, [g for g in doubtful.values() if g.name not in aligned]
+
+
+def _cycle(size: int, rng: np.random.Generator) -> np.ndarray:
+    """A random order in which every neuron follows another, all in one cycle."""
+    turn = rng.permutation(size)
+    order = np.empty_like(turn)
+    order[turn] = np.roll(turn, 1)
+    return order
+
+
+def _exchange(cycle: np.ndarray) -> np.ndarray:
+    """Two neighbours on the cycle change places."""
+    return _swapped(len(cycle), [(0, int(cycle[0]))])
+
+
+def _swapped(size: int, pairs: list[tuple[int, int]]) -> np.ndarray:
+    """The order in which these pairs have changed places."""
+    order = np.arange(size)
+    for a, b in pairs:
+        order[[a, b]] = order[[b, a]]
+    return order
+
+
+def survives(probe: Probe, groups: list[NeuronGroup], orders: Orders) -> bool:
+    """Whether the output stays the same with the groups' neurons in another order."""
+    before = _values(probe, groups)
+    for group in groups:
+        for axis in group.axes:
+            _reorder(probe, axis, orders[group.name])
+    is_unchanged = probe.is_unchanged()
+    _restore(probe, before)
+    return is_unchanged
+
+
+def _reorder(probe: Probe, axis: Axis, order: np.ndarray) -> None:
+    """Put neurons into another order along one axis, in place."""
+    tensor, rows = probe.tensors[axis.tensor], axis.positions(len(order))
+    index = torch.arange(tensor.shape[axis.dim])
+    index[rows.flatten()] = rows[torch.from_numpy(order)].flatten()
+    with torch.no_grad():
+        tensor.copy_(tensor.index_select(axis.dim, index.to(tensor.device)))
+
+
+def _values(probe: Probe, groups: list[NeuronGroup]) -> dict[str, torch.Tensor]:
+    names = {axis.tensor for group in groups for axis in group.axes}
+    return {name: probe.tensors[name].detach().clone() for name in names}
+
+
+def _restore(probe: Probe, values: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            probe.tensors[name].copy_(value)
+
+
+def _is_read_in_place(
+    probe: Probe, group: NeuronGroup, readers: set[tuple[str, int]]
+) -> bool:
+    """Whether a neuron that nobody reads has no influence.
+
+    For groups of two: their only exchange is also a symmetry of reading them crosswise.
+    """
+    before, output = _values(probe, [group]), probe.output
+    for is_reader in (True, False):  # cut off the first neuron, then disturb it
+        for axis in group.axes:
+            if ((axis.tensor, axis.dim) in readers) == is_reader:
+                tensor = probe.tensors[axis.tensor]
+                rows = axis.positions(group.size)[0].to(tensor.device)
+                part = tensor.detach().index_select(axis.dim, rows)
+                part = torch.zeros_like(part) if is_reader else torch.rand_like(part)
+                with torch.no_grad():
+                    tensor.index_copy_(axis.dim, rows, part)
+        if is_reader:
+            probe.output = probe.run()
+    is_silent = probe.is_unchanged()
+    probe.output = output
+    _restore(probe, before)
+    return is_silent
+
+
+# Groups of which only some neurons may change places ----------------------------------
+
+
+def _aligned(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
+    """Names of the groups each of whose neurons may change places with a neighbour."""
+    left = groups
+    for trial in range(NUM_TRIALS):
+        if left and not probe.shake(trial):
+            return set()
+        left = [group for group in left if _Neighbours(probe, group).ok()]
+    return {group.name for group in left}
+
+
+class _Neighbours:
+    """Looks for a neighbour that each neuron may change places with."""
+
+    def __init__(self, probe: Probe, group: NeuronGroup) -> None:
+        self.probe, self.group = probe, group
+        self.runs_left = MAX_RUNS_OF_ONE_GROUP
+        self.rng = np.random.default_rng(0)
+
+    def ok(self) -> bool:
+        """Whether there is one for every neuron."""
+        size = self.group.size
+        pairs = [(j, j + 1) for j in range(0, size - 1, 2)]
+        return self._all(pairs) and (size % 2 == 0 or self._one(size - 1))
+
+    def _all(self, pairs: list[tuple[int, int]]) -> bool:
+        """Whether these pairs may change places, or each of the two with another."""
+        if self._may_swap(pairs):
+            return True
+        if len(pairs) == 1:
+            return self._one(pairs[0][0]) and self._one(pairs[0][1])
+        half = len(pairs) // 2
+        return self._all(pairs[:half]) and self._all(pairs[half:])
+
+    def _one(self, j: int) -> bool:
+        return any(
+            self._may_swap([(a, a + 1)])
+            for a in (j - 1, j)
+            if 0 <= a < self.group.size - 1
+        )
+
+    def _may_swap(self, pairs: list[tuple[int, int]]) -> bool:
+        """Whether these pairs may change places, all and a random half of them.
+
+        All of them at once can be a symmetry of the mistake: of a flip, for one.
+        """
+        if len(pairs) > 1:
+            half = self.rng.choice(len(pairs), len(pairs) // 2, replace=False)
+            if not self._survives([pairs[i] for i in half]):
+                return False
+        return self._survives(pairs)
+
+    def _survives(self, pairs: list[tuple[int, int]]) -> bool:
+        self.runs_left -= 1
+        order = _swapped(self.group.size, pairs)
+        return self.runs_left > 0 and survives(
+            self.probe, [self.group], {self.group.name: order}
+        )
+
+
+def prove_slim(probe: Probe, table: Neurons) -> Neurons:
+    """The same table, with groups that cannot be sliced marked so."""
+    candidates = [group for group in table.groups if group.slim and group.size > 1]
+    if not probe.shake(1):
+        stuck = {group.name for group in candidates}
+    elif _slims(probe, table, candidates):
+        return table
+    else:
+        stuck = {g.name for g in candidates if not _slims(probe, table, [g])}
+        rest = [group for group in candidates if group.name not in stuck]
+        if not _slims(probe, table, rest):  # each alone, but not together
+            stuck |= {group.name for group in rest}
+    groups = tuple(
+        replace(group, slim=group.slim and group.name not in stuck)
+        for group in table.groups
+    )
+    return replace(table, groups=groups)
+
+
+def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
+    """Whether a slim copy without a random half of these neurons is right."""
+    active = table.everything()
+    for group in groups:
+        half = torch.randperm(group.size)[: max(1, group.size // 2)]
+        active[group.name] = half.sort().values
+    output = probe.output
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            slim = slim_model(probe.model, table, active)
+            slim_output = flat_tensors(call(slim, probe.example))
+        probe.output = slim_output
+        return [out.shape for out in slim_output] == [o.shape for o in output] and (
+            _zeroed_agrees(probe, table, active)
+        )
+    except ModelError:
+        return False
+    finally:
+        probe.output = output
+
+
+def _zeroed_agrees(probe: Probe, table: Neurons, active: Active) -> bool:
+    """Whether the full model, all else at zero, gives the probe's present output."""
+    before = {name: tensor.detach().clone() for name, tensor in probe.tensors.items()}
+    channels: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for name, tensor in probe.tensors.items():
+            for dim in range(tensor.dim()):
+                kept = table.active_along(active, name, dim, tensor.shape[dim])
+                if kept is not None:
+                    is_dropped = torch.ones(tensor.shape[dim], dtype=torch.bool)
+                    is_dropped[kept] = False
+                    where = is_dropped.nonzero().flatten().to(tensor.device)
+                    tensor.index_fill_(dim, where, 0)
+                    channels[id(tensor)] = kept.to(tensor.device)
+    with _NormsOver(channels):
+        agrees = probe.is_unchanged()
+    with torch.no_grad():
+        for name, values in before.items():
+            probe.tensors[name].copy_(values)
+    return agrees
+
+
+class _NormsOver(TorchFunctionMode):
+    """Norms that mix channels take their statistics over some of them only.
+
+    A norm is known by its weight: ``channels`` has, for each, those that count.
+    """
+
+    def __init__(self, channels: dict[int, Tensor]) -> None:
+        self.channels = channels
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        names = _NORMS.get(func)
+        given = dict(zip(names, args, strict=False)) | kwargs if names else {}
+        channels = self.channels.get(id(given.get("weight")))
+        if channels is None:
+            return func(*args, **kwargs)
+        if func is F.group_norm:
+            return _group_norm(given, channels)
+        seen = given["input"].index_select(-1, channels)
+        part = {
+            "normalized_shape": seen.shape[-1:],
+            "weight": given["weight"].index_select(0, channels),
+        }
+        if given.get("bias") is not None:
+            part["bias"] = given["bias"].index_select(0, channels)
+        normed = func(**{**given, "input": seen, **part})
+        return torch.zeros_like(given["input"]).index_copy(-1, channels, normed)
+
+
+_NORMS: dict[Any, tuple[str, ...]] = {
+    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+    F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+}
+
+
+def _group_norm(given: dict[str, Any], channels: Tensor) -> Tensor:
+    """Each group of channels normed over those of it that count."""
+    x, groups = given["input"], given["num_groups"]
+    width = x.shape[1] // groups
+    out = torch.zeros_like(x)
+    for group in range(groups):
+        seen = channels[channels // width == group]
+        if len(seen):
+            part = {k: given[k].index_select(0, seen) for k in ("weight", "bias")}
+            normed = F.group_norm(x.index_select(1, seen), 1, **part, eps=given["eps"])
+            out = out.index_copy(1, seen, normed)
+    return out

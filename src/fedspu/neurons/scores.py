@@ -1,0 +1,95 @@
+"""Score neurons by their incoming weights, for the methods that keep the best ones."""
+
+from collections.abc import Iterator, Mapping
+from functools import singledispatch
+
+import torch
+from torch import Tensor, nn
+
+from fedspu.neurons.layers import is_depthwise
+from fedspu.neurons.table import Axis, NeuronGroup, Neurons
+
+
+def score_neurons(
+    model: nn.Module, neurons: Neurons, values: Mapping[str, Tensor], order: int
+) -> dict[str, Tensor]:
+    """The l1 or l2 norm (``order``) of ``values`` over each neuron's incoming weights.
+
+    ``values`` are the weights themselves, or their gradients, by the parameter's name.
+    A layer's weights and bias count together, the layers of a group are summed. A group
+    that no layer makes (bare parameters) is scored over all that lies along it.
+    """
+    made = {
+        (f"{path}.{name}".lstrip("."), dim): path
+        for path, layer in model.named_modules()
+        for name, dim in incoming(layer)
+    }
+    return {
+        group.name: _score(
+            group, made, {n: v.double() for n, v in values.items()}, order
+        )
+        for group in neurons.groups
+    }
+
+
+def _score(
+    group: NeuronGroup,
+    made: Mapping[tuple[str, int], str],
+    values: Mapping[str, Tensor],
+    order: int,
+) -> Tensor:
+    axes = [axis for axis in group.axes if axis.tensor in values]
+    makers = [axis for axis in axes if (axis.tensor, axis.dim) in made] or axes
+    by_layer: dict[str, Tensor] = {}
+    for axis in makers:
+        layer = made.get((axis.tensor, axis.dim), axis.tensor)
+        powers = _by_neuron(group, axis, values[axis.tensor].abs() ** order)
+        by_layer[layer] = by_layer.get(layer, 0) + powers
+    total = torch.zeros(group.size, dtype=torch.float64)
+    for powers in by_layer.values():
+        total += powers.cpu() ** (1 / order)
+    return total
+
+
+def _by_neuron(group: NeuronGroup, axis: Axis, powers: Tensor) -> Tensor:
+    """The sum of all entries of each neuron along an axis."""
+    others = [dim for dim in range(powers.dim()) if dim != axis.dim]
+    along = powers.sum(others) if others else powers
+    return along[axis.positions(group.size).to(along.device)].sum(1)
+
+
+@singledispatch
+def incoming(layer: nn.Module) -> Iterator[tuple[str, int]]:
+    """The parameters that make a layer's outputs, each with the axis they lie along.
+
+    One function for each kind of layer that has weights of its own.
+    """
+    return iter(())
+
+
+@incoming.register
+def _(layer: nn.Linear) -> Iterator[tuple[str, int]]:
+    return iter([("weight", 0), ("bias", 0)])
+
+
+@incoming.register
+def _(layer: nn.Embedding) -> Iterator[tuple[str, int]]:
+    return iter([("weight", 1)])
+
+
+@incoming.register(nn.modules.conv._ConvNd)
+def _(layer: nn.modules.conv._ConvNd) -> Iterator[tuple[str, int]]:
+    rows = 1 if layer.transposed and not is_depthwise(layer) else 0
+    return iter([("weight", rows), ("bias", 0)])
+
+
+@incoming.register
+def _(layer: nn.MultiheadAttention) -> Iterator[tuple[str, int]]:
+    for name, parameter in layer.named_parameters(recurse=False):
+        yield name, parameter.dim() - 1 if name in ("bias_k", "bias_v") else 0
+
+
+@incoming.register
+def _(layer: nn.RNNBase) -> Iterator[tuple[str, int]]:
+    for name, _ in layer.named_parameters(recurse=False):
+        yield name, 0

@@ -1,0 +1,259 @@
+"""A model's neuron groups, and the tensor axes each lies along.
+
+Everything else in fedspu is derived from this table: which entries train, what
+travels, what is averaged, what a slim model keeps. ``map_neurons`` (mapping.py) derives
+the table from a model; it can also be written by hand::
+
+    NeuronGroup("conv2", 16, (
+        Axis("conv2.weight", dim=0), Axis("conv2.bias", dim=0),  # what makes the neuron
+        Axis("fc1.weight", dim=1, repeat=64),  # what reads it: an 8x8 map, flattened
+    ))
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fedspu.errors import ModelError
+
+State = dict[str, Tensor]
+"""Parameter or buffer name -> its values."""
+
+Active = dict[str, Tensor]
+"""Neuron group name -> sorted indices of its active neurons."""
+
+Blocks = dict[str, tuple[Tensor | None, ...]]
+"""Tensor name -> sorted active positions along each axis; None means all of them."""
+
+Payload = dict[str, Tensor]
+"""Tensor name -> its active block, dense: the slim sub-model's state."""
+
+
+@dataclass(frozen=True, order=True)
+class Axis:
+    """Where the neurons of a group lie along one axis of one tensor.
+
+    Neuron ``j`` owns the positions ``offset + j*repeat + r + c*stride`` for every
+    ``r < repeat`` and ``c < copies``: a flattened map has ``repeat`` = its pixels, a
+    concatenation an ``offset``, an LSTM's four gates ``copies=4, stride=hidden``.
+    """
+
+    tensor: str
+    dim: int
+    repeat: int = 1
+    offset: int = 0
+    copies: int = 1
+    stride: int = 0
+
+    def positions(self, size: int) -> Tensor:
+        """The positions of each of ``size`` neurons, one row per neuron."""
+        runs = torch.arange(size * self.repeat).view(size, self.repeat)
+        starts = self.offset + self.stride * torch.arange(self.copies)
+        return (runs[:, None, :] + starts[None, :, None]).flatten(1)
+
+
+@dataclass(frozen=True)
+class NeuronGroup:
+    """The neurons of one layer, and every tensor axis they lie along.
+
+    A ``permutable`` group was proved to be a symmetry of the model: any reordering of
+    its neurons leaves the output unchanged. Where only some are (normalisation groups,
+    the values of a hand-written attention), its neurons keep their places.
+    ``slim`` says whether a physically smaller copy of the model can do without them.
+    In a table written by hand neurons keep their places unless it says ``permutable``.
+    """
+
+    name: str
+    size: int
+    axes: tuple[Axis, ...]
+    permutable: bool = False
+    slim: bool = True
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors it lies along, each once."""
+        return tuple(dict.fromkeys(axis.tensor for axis in self.axes))
+
+    def in_words(self) -> tuple[str, ...]:
+        """Name, number of neurons, kind, whether it can be slimmed, and its axes."""
+        return (
+            self.name,
+            str(self.size),
+            "permutable" if self.permutable else "aligned",
+            "yes" if self.slim else "no",
+            ", ".join(map(_describe, self.axes)),
+        )
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Neurons that stay always active, and why."""
+
+    tensors: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """A model's table of neuron groups; prints as a table.
+
+    ``shapes`` names the tensors that travel: the learnable parameters, and the
+    floating-point statistics of normalisation layers (``statistics``).
+    ``norm_tensors`` are all tensors of normalisation layers, for the policy that keeps
+    them with the client. ``unreached`` parameters took no part in the example's forward
+    pass, so nothing is known of what their neurons are tied to.
+    """
+
+    groups: tuple[NeuronGroup, ...]
+    shapes: dict[str, tuple[int, ...]]
+    statistics: frozenset[str] = frozenset()
+    norm_tensors: frozenset[str] = frozenset()
+    fixed: tuple[Fixed, ...] = ()
+    unreached: tuple[str, ...] = ()
+    _index: dict[tuple[str, int], list[tuple[NeuronGroup, Tensor]]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """Index the table by tensor axis, and refuse one that contradicts itself."""
+        index: dict[tuple[str, int], list[tuple[NeuronGroup, Tensor]]] = {}
+        names = [group.name for group in self.groups]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ModelError(f"neuron groups named twice: {', '.join(sorted(twice))}")
+        for group in self.groups:
+            if group.size < 1:
+                raise ModelError(f"neuron group {group.name} has no neurons")
+            for axis in group.axes:
+                if min(axis.dim, axis.offset, axis.stride) < 0 or axis.repeat < 1:
+                    raise ModelError(
+                        f"neuron group {group.name}: no positions along axis "
+                        f"{axis.dim} of {axis.tensor} are {axis}"
+                    )
+                where = index.setdefault((axis.tensor, axis.dim), [])
+                where.append((group, axis.positions(group.size)))
+        for (tensor, dim), owners in index.items():
+            self._check_axis(tensor, dim, owners)
+        object.__setattr__(self, "_index", index)
+
+    def _check_axis(
+        self, tensor: str, dim: int, owners: list[tuple[NeuronGroup, Tensor]]
+    ) -> None:
+        taken = torch.cat([positions.flatten() for _, positions in owners])
+        who = ", ".join(dict.fromkeys(group.name for group, _ in owners))
+        if len(torch.unique(taken)) < len(taken):
+            raise ModelError(
+                f"neuron groups {who} share positions along axis {dim} of {tensor}"
+            )
+        shape = self.shapes.get(tensor)
+        if shape is not None and (dim >= len(shape) or int(taken.max()) >= shape[dim]):
+            raise ModelError(
+                f"neuron group {who} reaches position {int(taken.max())} along axis "
+                f"{dim} of {tensor}, whose shape is {shape}"
+            )
+
+    def positions(self, tensor: str, dim: int) -> list[tuple[NeuronGroup, Tensor]]:
+        """The groups along one axis, each with its positions, one row per neuron."""
+        return self._index.get((tensor, dim), [])
+
+    def blocks(
+        self, active: Active, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> Blocks:
+        """The active positions of every travelling tensor, axis by axis.
+
+        An entry lies in the blocks when all the neurons it connects are active.
+        ``shapes`` asks for other tensors than those that travel.
+        """
+        self._check_active(active)
+        return {
+            name: tuple(
+                self.active_along(active, name, dim, size)
+                for dim, size in enumerate(shape)
+            )
+            for name, shape in (self.shapes if shapes is None else shapes).items()
+        }
+
+    def active_along(
+        self, active: Active, tensor: str, dim: int, size: int
+    ) -> Tensor | None:
+        """Active positions along an axis of this size; None if all of them are.
+
+        Of any tensor in the table, travelling or not. What belongs to no neuron is
+        always active.
+        """
+        is_active = None
+        for group, rows in self.positions(tensor, dim):
+            if len(active[group.name]) < group.size:
+                if is_active is None:
+                    is_active = torch.ones(size, dtype=torch.bool)
+                is_active[rows.flatten()] = False
+                is_active[rows[active[group.name]].flatten()] = True
+        return None if is_active is None else is_active.nonzero().flatten()
+
+    def _check_active(self, active: Active) -> None:
+        sizes = {group.name: group.size for group in self.groups}
+        if sizes.keys() != active.keys():
+            wrong = sorted(sizes.keys() ^ active.keys())
+            raise ModelError(
+                f"active neurons do not fit the table: {', '.join(wrong)} is in one of "
+                "the two only; choose them with choose_random, choose_ordered or "
+                "choose_top on this table"
+            )
+        for name, indices in active.items():
+            size = sizes[name]
+            listed, known = indices.tolist(), set(range(size))
+            if not listed or listed != sorted(set(listed) & known):
+                raise ModelError(
+                    f"active neurons of {name}: expected at least one index, sorted, "
+                    f"each once, in 0..{size - 1}; got {listed}"
+                )
+
+    def everything(self) -> Active:
+        """All neurons active: p = 1."""
+        return {group.name: torch.arange(group.size) for group in self.groups}
+
+    def num_entries(self, active: Active | None = None) -> int:
+        """How many entries travel when ``active`` neurons (default: all) are."""
+        blocks = self.blocks(self.everything() if active is None else active)
+        return sum(
+            prod(
+                n if where is None else len(where)
+                for n, where in zip(self.shapes[name], axes, strict=True)
+            )
+            for name, axes in blocks.items()
+        )
+
+    def remarks(self) -> list[str]:
+        """What is always active and why, and what the example did not reach."""
+        lines = [
+            f"always active: neurons of {', '.join(fixed.tensors)} ({fixed.reason})"
+            for fixed in self.fixed
+        ]
+        if self.unreached:
+            lines.append(f"not reached by the example: {', '.join(self.unreached)}")
+        return lines
+
+    def __str__(self) -> str:
+        """The table, one line per group, then what is always active and why."""
+        header = ("group", "neurons", "kind", "slim", "lies along")
+        rows = [group.in_words() for group in self.groups]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        widths[-1] = len(header[-1])
+        lines = [
+            "  ".join(map(str.ljust, row, widths)).rstrip()
+            for row in (header, tuple("-" * width for width in widths), *rows)
+        ]
+        return "\n".join([*lines, *self.remarks()])
+
+
+def _describe(axis: Axis) -> str:
+    place = f"{axis.tensor}[{axis.dim}]"
+    if axis.repeat > 1:
+        place += f" x{axis.repeat}"
+    if axis.copies > 1:
+        place += f" x{axis.copies} every {axis.stride}"
+    if axis.offset:
+        place += f" from {axis.offset}"
+    return place

@@ -1,0 +1,1 @@
+"""Training a part of a model."""

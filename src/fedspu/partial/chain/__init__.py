@@ -1,0 +1,1 @@
+"""Small networks that are one chain of layers, run as one operation."""

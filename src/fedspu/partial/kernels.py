@@ -1,0 +1,318 @@
+"""Weighted operations whose backward pass computes the active block alone.
+
+Each computes the same output as the plain operation. Backward, the weight's gradient is
+computed for the block of active entries only, from the active channels of the input and
+of the gradient; the gradient of the input is the true one (``exact``), or passes from
+active outputs to active inputs alone (``truncated``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedspu.partial.notes import recipe_of
+from fedspu.partial.spans import Span, num_in, take_span, take_spans
+
+_SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")
+"""Operations that keep their output for their own backward pass."""
+
+
+_MANY = 64
+"""Places of a map from which on a convolution of 1x1 is run as a product."""
+
+_FEW = 16
+"""Entries of a kernel that may be laid out in full for maps of one channel."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a weighted operation trains.
+
+    ``rows`` and ``columns`` are along the weight's first two axes, ``bias`` along the
+    bias; ``inputs`` and ``outputs`` are channels of the operation.
+    """
+
+    rows: Span
+    columns: Span
+    bias: Span
+    inputs: Span
+    outputs: Span
+    is_truncated: bool
+    rounds_as_torch: bool = False
+
+
+def read_by_part(
+    x: Tensor, dim: int, inputs: Span
+) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:
+    """What is kept of the input for the weight's gradient, and how to read that.
+
+    Nothing new, if it can be made again from what is kept anyway. Else the active
+    channels are copied out, unless the operation before keeps all of ``x`` itself:
+    then a copy would only be more.
+    """
+    dim %= x.dim()
+    recipe = recipe_of(x)
+    if recipe is not None and recipe.gives(inputs, dim):
+        span = inputs if recipe.has is None else None
+        return recipe.tensors, partial(recipe.make, span, dim)
+    if inputs is None:
+        return (x,), _as_it_is
+    name = x.grad_fn.name() if x.grad_fn is not None else ""
+    if name.startswith(_SAVE_THEIR_RESULT) or (x.grad_fn is None and x.is_leaf):
+        return (x,), partial(take_span, dim=dim, span=inputs)
+    return (take_span(x, dim, inputs).contiguous(),), _as_it_is
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def fill(part: Tensor, dim: int, span: Span, shape: torch.Size) -> Tensor:
+    """A tensor of zeros with ``part`` at the positions of one axis."""
+    if span is None:
+        return part
+    whole = part.new_zeros(shape)
+    if isinstance(span, int):
+        whole.narrow(dim, 0, span).copy_(part)
+        return whole
+    return whole.index_copy_(dim, span.to(part.device), part)
+
+
+class LinearPart(torch.autograd.Function):
+    """``F.linear`` with the gradient of a part of its weight and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        leaf: Tensor,
+        bias_leaf: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        part: Part,
+    ) -> Tensor:
+        """The plain operation; keeps what the active part's gradient reads."""
+        kept, ctx.read = read_by_part(x, -1, part.inputs)
+        ctx.save_for_backward(weight, *kept)
+        ctx.part, ctx.shape = part, x.shape
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input and of the leaves."""
+        weight, *kept = ctx.saved_tensors
+        part: Part = ctx.part
+        whole = grad.reshape(-1, grad.shape[-1])
+        active = take_span(whole, 1, part.outputs)
+        grad_x = grad_leaf = grad_bias = None
+        if ctx.needs_input_grad[0] and part.is_truncated:
+            block = take_spans(weight, (part.rows, part.columns))
+            shape = (len(whole), ctx.shape[-1])
+            grad_x = fill(active @ block, 1, part.inputs, torch.Size(shape))
+            grad_x = grad_x.view(ctx.shape)
+        elif ctx.needs_input_grad[0]:
+            grad_x = (whole @ weight).view(ctx.shape)
+        if ctx.needs_input_grad[1]:
+            read = ctx.read(*kept)
+            grad_leaf = active.t() @ read.reshape(-1, read.shape[-1])
+        if ctx.needs_input_grad[2]:
+            grad_bias = take_span(whole, 1, part.bias).sum(0)
+        return grad_x, grad_leaf, grad_bias, None, None, None
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The numbers of a convolution, as PyTorch's own functions take them."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    is_transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether each output is made by one row of the weight, from all inputs."""
+        return self.groups == 1 and not self.is_transposed
+
+    def run(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, rounds_as_torch: bool
+    ) -> Tensor:
+        """The forward pass."""
+        columns = None if rounds_as_torch else self._columns(x, weight.shape)
+        if columns is None:
+            numbers = self._numbers(self.groups)
+            plain: Tensor = torch.ops.aten.convolution(x, weight, bias, *numbers)
+            return plain
+        size = (len(x), len(weight), *self.size_of_output(x.shape, weight.shape))
+        # No view: what follows may change the output in place, as ReLU can.
+        product = torch.matmul(weight.flatten(1), columns)
+        out: Tensor = torch.ops.aten._unsafe_view(product, size)
+        return out if bias is None else out.add_(bias[:, None, None])
+
+    def size_of_output(self, x: torch.Size, weight: torch.Size) -> tuple[int, ...]:
+        """Height and width, or the like, of what comes out."""
+        numbers = zip(
+            x[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True
+        )
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in numbers
+        )
+
+    def grad_input(
+        self, grad: Tensor, shape: torch.Size, weight: Tensor, groups: int
+    ) -> Tensor:
+        """The gradient of an input of this shape."""
+        found: Tensor
+        if self._is_pointwise(shape, weight.shape):
+            found = torch.matmul(weight.flatten(1).t(), grad.flatten(2))
+            return found.view(shape)
+        like = grad.new_empty(1).expand(shape)
+        found = torch.ops.aten.convolution_backward(
+            grad, like, weight, None, *self._numbers(groups), [True, False, False]
+        )[0]
+        return found
+
+    def grad_weight(
+        self, grad: Tensor, x: Tensor, shape: tuple[int, ...], groups: int
+    ) -> Tensor:
+        """The gradient of a weight of this shape."""
+        columns = self._columns(x, shape)
+        if columns is not None:
+            products = torch.bmm(grad.flatten(2), columns.transpose(1, 2))
+            return products.sum(0).view(shape)
+        like = grad.new_empty(1).expand(shape)
+        found: Tensor = torch.ops.aten.convolution_backward(
+            grad, x, like, None, *self._numbers(groups), [False, True, False]
+        )[1]
+        return found
+
+    def _columns(self, x: Tensor, weight: tuple[int, ...]) -> Tensor | None:
+        """What the kernel meets at each place of the output, (n, entries, places).
+
+        Only where that is little, and so one product quicker than PyTorch's own way.
+        """
+        if self._is_pointwise(x.shape, weight):
+            return x.flatten(2)
+        is_small = len(weight) == 4 and weight[2] * weight[3] <= _FEW
+        if not (is_small and weight[1] == 1 and self.is_simple):
+            return None
+        x = F.pad(x, [side for side in reversed(self.padding) for _ in range(2)])
+        for dim, (width, step, gap) in enumerate(
+            zip(weight[2:], self.stride, self.dilation, strict=True), start=2
+        ):
+            x = x.unfold(dim, gap * (width - 1) + 1, step)[..., ::gap]
+        n, _, height, width, *_ = x.shape
+        return (
+            x[:, 0]
+            .permute(0, 3, 4, 1, 2)
+            .reshape(n, weight[2] * weight[3], height * width)
+        )
+
+    def _is_pointwise(self, x: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+        """Whether it is a product of matrices as it stands, and no small one."""
+        return (
+            tuple(weight[2:]) == (1, 1)
+            and self.is_simple
+            and self.stride == (1, 1)
+            and self.padding == (0, 0)
+            and x[2] * x[3] >= _MANY
+        )
+
+    def _numbers(self, groups: int) -> tuple[Any, ...]:
+        return (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.is_transposed,
+            self.output_padding,
+            groups,
+        )
+
+
+class ConvolutionPart(torch.autograd.Function):
+    """A convolution, transposed or not, with the gradient of a part of its weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        leaf: Tensor,
+        bias_leaf: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        part: Part,
+        conv: Convolution,
+    ) -> Tensor:
+        """The plain operation; keeps what the active part's gradient reads."""
+        kept, ctx.read = read_by_part(x, 1, part.inputs)
+        ctx.save_for_backward(weight, *kept)
+        ctx.part, ctx.conv, ctx.shape = part, conv, x.shape
+        return conv.run(x, weight, bias, part.rounds_as_torch)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input and of the leaves."""
+        weight, *kept = ctx.saved_tensors
+        part: Part = ctx.part
+        conv: Convolution = ctx.conv
+        active = take_span(grad, 1, part.outputs)
+        num_in_active = num_in(part.inputs, ctx.shape[1])
+        is_depthwise = conv.groups == ctx.shape[1]
+        groups = num_in_active if is_depthwise else conv.groups
+        grad_x = grad_leaf = grad_bias = None
+        if ctx.needs_input_grad[0] and part.is_truncated:
+            block = take_spans(weight, (part.rows, part.columns))
+            shape = torch.Size((ctx.shape[0], num_in_active, *ctx.shape[2:]))
+            grad_part = conv.grad_input(active, shape, block, groups)
+            grad_x = fill(grad_part, 1, part.inputs, ctx.shape)
+        elif ctx.needs_input_grad[0]:
+            grad_x = conv.grad_input(grad, ctx.shape, weight, conv.groups)
+        if ctx.needs_input_grad[1]:
+            shape_leaf = (
+                num_in(part.rows, weight.shape[0]),
+                num_in(part.columns, weight.shape[1]),
+                *weight.shape[2:],
+            )
+            grad_leaf = conv.grad_weight(active, ctx.read(*kept), shape_leaf, groups)
+        if ctx.needs_input_grad[2]:
+            others = [dim for dim in range(grad.dim()) if dim != 1]
+            grad_bias = take_span(grad, 1, part.bias).sum(others)
+        return grad_x, grad_leaf, grad_bias, None, None, None, None
+
+
+class EmbeddingPart(torch.autograd.Function):
+    """``F.embedding`` with the gradient of some columns of its weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        leaf: Tensor,
+        weight: Tensor,
+        columns: Span,
+        padding: int,
+        by_frequency: bool,
+    ) -> Tensor:
+        """The plain operation; keeps the tokens."""
+        ctx.save_for_backward(tokens)
+        ctx.columns, ctx.rest = columns, (len(weight), padding, by_frequency)
+        return torch.embedding(weight, tokens, padding, by_frequency)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input and of the leaves."""
+        (tokens,) = ctx.saved_tensors
+        active = take_span(grad, -1, ctx.columns).contiguous()
+        grad_leaf = torch.ops.aten.embedding_dense_backward(active, tokens, *ctx.rest)
+        return None, grad_leaf, None, None, None, None

@@ -1,0 +1,107 @@
+"""What an activation remembers of how it was made, while a part of a model trains.
+
+A note on a tensor is an optimisation and no more: an operation that does not know of
+notes drops them, and so does whatever changes the tensor in place.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedspu.partial.spans import Span, is_same
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an activation again from tensors that are kept anyway.
+
+    ``make(span, dim, *tensors)`` gives its channels of a span along ``dim``. The
+    tensors have only the channels ``has`` of it; ``dim`` is None where any will do.
+    """
+
+    tensors: tuple[Tensor, ...]
+    make: Callable[..., Tensor]
+    dim: int | None
+    has: Span = None
+
+    def gives(self, span: Span, dim: int) -> bool:
+        """Whether it can make these channels."""
+        is_along = self.dim is None or self.dim == dim
+        return is_along and (self.has is None or is_same(self.has, span))
+
+
+@dataclass(frozen=True)
+class _Note:
+    version: int
+    recipe: Recipe | None
+    need: Span
+
+
+def note(x: Tensor, recipe: Recipe | None = None, need: Span = None) -> Tensor:
+    """Remember how ``x`` was made, and which channels of its gradient anybody reads."""
+    if (recipe is not None or need is not None) and not x.is_inference():
+        x._fedspu_note = _Note(x._version, recipe, need)  # type: ignore[attr-defined]
+    return x
+
+
+def recipe_of(x: Tensor) -> Recipe | None:
+    """How to make ``x`` again, if that is known."""
+    noted = _note_of(x)
+    return noted.recipe if noted else None
+
+
+def need_of(x: Tensor) -> Span:
+    """The channels of the gradient of ``x`` that anybody reads: all, or these."""
+    noted = _note_of(x)
+    return noted.need if noted and not _is_looked_at(x) else None
+
+
+def _note_of(x: Tensor) -> _Note | None:
+    noted: _Note | None = getattr(x, "_fedspu_note", None)
+    return noted if noted and noted.version == x._version else None
+
+
+def _is_looked_at(x: Tensor) -> bool:
+    return x.retains_grad or bool(x._backward_hooks)
+
+
+def transposed(x: Tensor, first: int, second: int) -> Tensor:
+    """``x.transpose``, which can be made again if ``x`` can."""
+    y, recipe = x.transpose(first, second), recipe_of(x)
+    order = list(range(x.dim()))
+    order[first], order[second] = order[second], order[first]
+    if recipe is None or recipe.dim is None:
+        return y
+    make = partial(_make_transposed, recipe.make, order)
+    dim = order.index(recipe.dim)
+    return note(y, Recipe(recipe.tensors, make, dim, recipe.has))
+
+
+def _make_transposed(
+    make: Callable[..., Tensor],
+    order: list[int],
+    span: Span,
+    dim: int,
+    *kept: Tensor,
+) -> Tensor:
+    return make(span, order[dim], *kept).permute(order)
+
+
+def pack(mask: Tensor) -> Tensor:
+    """The mask as bits; as it is where they cannot be packed."""
+    if mask.device.type != "cpu":
+        return mask
+    return torch.from_numpy(np.packbits(mask.numpy()))
+
+
+def unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The mask of this shape that was packed."""
+    if bits.dtype == torch.bool:
+        return bits
+    count = int(np.prod(shape))
+    values = np.unpackbits(bits.numpy(), count=count)
+    return torch.from_numpy(values.view(bool)).view(shape)

@@ -1,0 +1,132 @@
+"""Many runs, one table: what ``fedspu compare`` calls."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedspu.errors import SettingsError, StorageError
+from fedspu.federation.folder import read_index
+from fedspu.reports.tables import compare_rows, markdown
+from fedspu.runs import Watch, lay_out, resume, simulate
+from fedspu.settings import Settings, flatten, parse_override, read_toml
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison.
+
+    ``method`` is a name, maybe with its reading or options behind an @:
+    ``fjord@original``, ``fedavg@finetune=5``, ``fjord@original@distillation=true``.
+    """
+
+    method: str
+    alpha: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its folder's name."""
+        alpha = repr(self.alpha).removesuffix(".0")
+        method = re.sub(r"[^\w.]+", "-", self.method)
+        return f"{method}-alpha-{alpha}-seed-{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """What it sets, by dotted name."""
+        name, *options = self.method.split("@")
+        chosen: dict[str, Any] = {"method.name": name}
+        for option in options:
+            if option in ("paper", "original"):
+                chosen["method.reading"] = option
+            elif "=" in option:
+                key, value = parse_override(option)
+                chosen[f"method.{key}"] = value
+            else:
+                raise SettingsError(
+                    f"{self.method}: expected a reading (paper, original) or "
+                    f"option=value behind the @, like fedavg@finetune=5; got {option!r}"
+                )
+        return {**chosen, "data.alpha": self.alpha, "seed": self.seed}
+
+
+def compare(
+    given: Mapping[str, Any],
+    methods: Sequence[str],
+    alphas: Sequence[float],
+    seeds: Sequence[int],
+    out: Path,
+    begin: Callable[[Cell, bool], Watch | None] = lambda cell, is_done: None,
+) -> list[dict[str, Any]]:
+    """Play what is missing, one run folder each; the summaries of all.
+
+    ``begin`` is told of each run, and whether it is finished already, and returns who
+    watches it. Finished runs are read, interrupted ones go on where they were.
+    """
+    cells = [Cell(*three) for three in product(methods, alphas, seeds)]
+    plans = {cell: _settings(given, cell, out) for cell in cells}
+    for cell, settings in plans.items():  # all of them, before the first is played
+        _check_same(out / cell.name, lay_out(settings).settings)
+    summaries = [_play(settings, cell, out, begin) for cell, settings in plans.items()]
+    text = json.dumps(summaries, indent=2) + "\n"
+    try:
+        (out / "comparison.md").write_text(
+            markdown(compare_rows(summaries)), encoding="utf-8"
+        )
+        (out / "comparison.json").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{out}: cannot write ({error})") from error
+    return summaries
+
+
+def _settings(given: Mapping[str, Any], cell: Cell, out: Path) -> dict[str, Any]:
+    return {
+        **dict(flatten(given)),
+        **cell.settings(),
+        "out": str(out / cell.name),
+    }
+
+
+SAME_BITS = {"out", "workers", "store.cache"}
+"""Settings that change nothing about a run's results."""
+
+
+def _check_same(path: Path, settings: Settings) -> None:
+    """Refuse to mix runs of different settings in one comparison."""
+    if not (path / "settings.toml").exists():
+        return
+    before = dict(flatten(read_toml(path / "settings.toml")))
+    wanted = dict(flatten(settings.model_dump(mode="json")))
+    for name in sorted((before.keys() | wanted.keys()) - SAME_BITS):
+        if before.get(name) != wanted.get(name):
+            raise StorageError(
+                f"{path} was played with {name} = {before.get(name)}, and "
+                f"{wanted.get(name)} is asked for now; choose another --out"
+            )
+
+
+def _play(
+    settings: Mapping[str, Any],
+    cell: Cell,
+    out: Path,
+    begin: Callable[[Cell, bool], Watch | None],
+) -> dict[str, Any]:
+    path = out / cell.name
+    is_done = (path / "summary.json").exists()
+    watch = begin(cell, is_done)
+    if is_done:
+        return _read_summary(path / "summary.json")
+    if path.exists():
+        read_index(path)  # says so if it is not a run folder
+        return resume(path, watch=watch).summary
+    return simulate(settings, watch=watch).summary
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is damaged ({error})") from None
+    return summary

@@ -1,0 +1,31 @@
+"""Shares, sizes and time spans, as people write them."""
+
+PAPER_GB = 1000 * 2**20
+"""The paper's "GB" are 1000 x 2^20 bits (docs/paper.md, Table 3)."""
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage; a dash if there is none."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def size(num_bytes: float) -> str:
+    """A number of bytes, readable."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time span, readable."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
+
+
+def paper_gb(num_bytes: float) -> str:
+    """A number of bytes in the unit of the paper's Table 3."""
+    return f"{8 * num_bytes / PAPER_GB:#.4g}"

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+from fedspu.engines.machine import Room, room_here, room_needed
+
+
+def test_disk_is_for_the_models_of_all_clients_that_may_take_part() -> None:
+    needed = room_needed(
+        model=1000, num_kept=50, per_round=10, num_workers=2, cache=1e6, waiting=10
+    )
+    # Fifty models, ten that are written before old ones go, w0, the global one twice.
+    assert needed.disk == 63 * 1000
+
+
+def test_ram_grows_with_workers_and_their_cache_and_not_with_clients() -> None:
+    def ram(**given: float) -> float:
+        chosen = {"model": 1000, "num_kept": 10**6, "per_round": 10, "num_workers": 2}
+        chosen |= {"waiting": 10}
+        return room_needed(**{**chosen, "cache": 5000.0, **given}).ram  # type: ignore[arg-type]  # numbers
+
+    assert ram(num_kept=10**7) == ram()
+    assert ram(num_workers=4) > ram()
+    assert ram(cache=50_000) == ram() + 2 * 45_000
+    assert ram(per_round=10**6) == ram()
+    assert ram(waiting=24) == ram() + 14 * 1000
+
+
+def test_what_is_free_is_known_of_a_folder_that_is_yet_to_be_made(
+    tmp_path: Path,
+) -> None:
+    here = room_here(tmp_path / "a" / "b" / "run")
+    assert isinstance(here, Room)
+    assert 0 < here.disk < float("inf")
+    assert here.ram > 0
+    assert room_here(None).disk == float("inf")

@@ -1,0 +1,143 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedspu
+from fedspu import sweeps
+from fedspu.errors import FedSPUError, SettingsError, StorageError
+from fedspu.sweeps import Cell, compare
+from tests.oracles.federation import examples, folder_content, named
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a small experiment on a file of made examples."""
+    x, y = examples()
+    np.savez(tmp_path / "f.npz", x=x, y=y)
+    return {
+        **named(rounds=2),
+        "model": "tests.oracles.federation:mlp",
+        "data.name": f"arrays:{tmp_path / 'f.npz'}",
+    }
+
+
+def test_every_cell_is_played_and_has_a_folder(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    begun: list[tuple[Cell, bool]] = []
+    summaries = compare(
+        given,
+        ["fedspu", "local"],
+        [0.5, 2.0],
+        [0, 1],
+        tmp_path / "out",
+        lambda cell, is_done: begun.append((cell, is_done)),
+    )
+    cells = [
+        Cell(method, alpha, seed)
+        for method in ("fedspu", "local")
+        for alpha in (0.5, 2.0)
+        for seed in (0, 1)
+    ]
+    assert begun == [(cell, False) for cell in cells]
+    assert [(s["method"], s["alpha"], s["seed"]) for s in summaries] == [
+        (cell.method, cell.alpha, cell.seed) for cell in cells
+    ]
+    for cell, summary in zip(cells, summaries, strict=True):
+        folder = tmp_path / "out" / cell.name
+        assert json.loads((folder / "summary.json").read_text()) == summary
+
+
+def test_the_same_clients_meet_every_method(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    compare(given, ["fedspu", "fedavg", "local"], [1.0], [0], tmp_path / "out")
+    turns = set()
+    for name in ("fedspu", "fedavg", "local"):
+        file = tmp_path / "out" / Cell(name, 1.0, 0).name / "clients.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        turns.add(str([(c["round"], c["client"], c["num_examples"]) for c in lines]))
+    assert len(turns) == 1
+
+
+def test_what_is_finished_is_read_and_not_played(
+    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compare(given, ["local"], [1.0], [0, 1], tmp_path / "out")
+
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(sweeps, "simulate", never)
+    monkeypatch.setattr(sweeps, "resume", never)
+    assert compare(given, ["local"], [1.0], [0, 1], tmp_path / "out") == first
+
+
+def test_a_run_of_a_comparison_is_the_run_alone(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    compare(given, ["fedspu"], [0.5], [3], tmp_path / "out")
+    alone = {**given, "data.alpha": 0.5, "seed": 3, "out": tmp_path / "alone"}
+    fedspu.simulate(alone)
+    played = folder_content(tmp_path / "out" / Cell("fedspu", 0.5, 3).name)
+    assert played == folder_content(tmp_path / "alone")
+
+
+def test_two_runs_never_share_a_folder() -> None:
+    near = [0.1, 0.1000001, 0.12345678, 0.12345679, 1.0, 1000000.0, 1000001.0]
+    assert len({Cell("fedspu", alpha, 0).name for alpha in near}) == len(near)
+
+
+def test_a_cell_s_folder_is_named_by_what_makes_it() -> None:
+    assert Cell("fedspu", 0.1, 2).name == "fedspu-alpha-0.1-seed-2"
+    assert Cell("local", 1.0, 0).name == "local-alpha-1-seed-0"
+
+
+def test_other_settings_than_those_played_are_refused(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    before = folder_content(tmp_path / "out")
+    with pytest.raises(StorageError, match=r"train\.lr = 0\.1.*0\.7 is asked for"):
+        compare({**given, "train.lr": 0.7}, ["local"], [1.0], [0], tmp_path / "out")
+    assert folder_content(tmp_path / "out") == before
+
+
+def test_an_unknown_method_is_refused_before_anything_is_played(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingsError, match="did you mean local"):
+        compare(given, ["fedspu", "locale"], [1.0], [0], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    cell = tmp_path / "out" / Cell("local", 1.0, 0).name
+    cell.mkdir(parents=True)
+    (cell / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match="not a run folder"):
+        compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    assert [file.name for file in cell.iterdir()] == ["notes.txt"]
+
+
+def test_a_damaged_summary_is_named(tmp_path: Path, given: dict[str, Any]) -> None:
+    compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    cell = tmp_path / "out" / Cell("local", 1.0, 0).name
+    (cell / "summary.json").write_text("{")
+    with pytest.raises(StorageError, match=str(cell)):
+        compare(given, ["local"], [1.0], [0], tmp_path / "out")
+
+
+def test_a_table_that_cannot_be_written_is_a_storage_error(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    (tmp_path / "out/comparison.md").unlink()
+    (tmp_path / "out/comparison.md").mkdir()  # nothing can be written there
+    with pytest.raises(FedSPUError, match=r"comparison\.md|cannot write"):
+        compare(given, ["local"], [1.0], [0], tmp_path / "out")

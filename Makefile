@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread for each process: a client turn is defined so, and tests run two at a time.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help run test lint format clean
+.PHONY: help run test coverage lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -21,8 +21,11 @@ help:  ## show this list
 run: $(VENV)/.run  ## FedSPU beside local training on real digits; again: the result
 	$(BIN)/fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
-test: $(VENV)/.dev  ## all tests, with branch coverage
-	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term
+test: $(VENV)/.dev  ## all tests
+	$(BIN)/pytest -n 2 --dist worksteal
+
+coverage: $(VENV)/.dev  ## all tests, and which lines and branches they reach
+	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term
 
 lint: $(VENV)/.dev  ## format, lint, types and the direction of imports; changes nothing
 	$(BIN)/ruff format --check

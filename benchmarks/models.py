@@ -2,7 +2,9 @@
 
 from torch import Tensor, nn
 
-from fedspu.models import MLP, MobileNet, ResNet18
+from fedspu.models.mlp import MLP
+from fedspu.models.mobilenet import MobileNet
+from fedspu.models.resnet import ResNet18
 
 mlp = MLP
 resnet18 = ResNet18

@@ -29,8 +29,8 @@ from models import Transformer, mlp, mobilenet, resnet18
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
-from fedspu.profile.memory import held_bytes
+from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
+from fedspu.profile.memory import step_bytes
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 COLUMNS = ("dense", "channels_last", *(f"p = {p:g}" for p in SHARES))
@@ -83,7 +83,7 @@ class Variant:
 
     def held(self) -> int:
         """Bytes that a step holds."""
-        return held_bytes(self.model, self.trainable, self.x, self.y).total
+        return step_bytes(self.model, self.trainable, self.x, self.y).total
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedspu.data import FROM_MEMORY
 from fedspu.data.dataset import Dataset
 from fedspu.data.division import PARTITIONS
-from fedspu.federation.plan import allot, divide
-from fedspu.settings import Settings, make_settings
+from fedspu.data.examples import allot, divide
+from fedspu.resolve import resolve
+from fedspu.settings import Settings
+from fedspu.tasks import Task, classification
 
 NUM_EXAMPLES = 814_255
 NUM_OWNERS = 20_000
@@ -39,7 +42,7 @@ def emnist_like() -> Dataset:
         name="like EMNIST",
         x=torch.zeros(NUM_EXAMPLES, 1),
         y=torch.from_numpy(labels),
-        num_classes=62,
+        num_outputs=62,
         owners=torch.from_numpy(owners),
     )
 
@@ -47,7 +50,7 @@ def emnist_like() -> Dataset:
 def settings_for(kind: str, number: int) -> Settings:
     """A run with so many clients."""
     given = {"data.partition": kind, "clients.number": number, "data.alpha": ALPHA}
-    return make_settings({"model": "emnist", **given})
+    return resolve({"model": "emnist", "data.name": FROM_MEMORY, **given})
 
 
 def seconds(function: Callable[[], object], repetitions: int) -> float:
@@ -64,12 +67,12 @@ def division_seconds(
     kind: str,
     number: int,
     data: Dataset,
-    division: Callable[[Settings, Dataset], object],
+    division: Callable[[Settings, Dataset, Task], object],
     repetitions: int,
 ) -> float:
     """The median time to divide the data among so many clients."""
     settings = settings_for(kind, number)
-    return seconds(lambda: division(settings, data), repetitions)
+    return seconds(lambda: division(settings, data, classification), repetitions)
 
 
 def flower_seconds(labels: NDArray[np.int64], number: int) -> float:

@@ -1,8 +1,11 @@
 """The public surface of DESIGN.md, as it is written there."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -18,6 +21,20 @@ NAMES = """
 def test_the_names_of_the_public_surface_are_there() -> None:
     assert set(NAMES.split()) <= set(fedspu.__all__)
     assert all(hasattr(fedspu, name) for name in fedspu.__all__)
+    assert set(fedspu.__all__) <= set(dir(fedspu))
+
+
+def test_a_name_that_is_not_there_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="'fedspu' has no attribute 'simulat'"):
+        fedspu.simulat  # noqa: B018  # to ask for it is the point
+
+
+def test_pytorch_is_imported_only_when_it_is_needed() -> None:
+    code = "import fedspu, sys; fedspu.Settings; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 def test_the_core_runs_as_written() -> None:

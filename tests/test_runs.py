@@ -1,19 +1,23 @@
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedspu
-from fedspu.engines.machine import Room
 from fedspu.errors import FedSPUError, SettingsError, StorageError
-from fedspu.federation.client import take_turn
-from fedspu.federation.folder import read_checkpoint
-from fedspu.settings import make_settings, read_toml
+from fedspu.federation.client import Client
+from fedspu.federation.saved_run import SavedRun
+from fedspu.methods import Entry, all_methods
+from fedspu.methods.method import ClientRound, Method, Offer
+from fedspu.resolve import resolve
+from fedspu.settings import read_toml
+from fedspu.tasks import Metric, classification
 from tests.oracles.federation import (
     ConvNet,
     distance,
@@ -81,8 +85,8 @@ def test_without_a_step_and_norm_momentum_nothing_moves(method: str) -> None:
 def test_with_norm_momentum_0_only_entries_that_were_sent_ever_move() -> None:
     run = run_for(still_convnet, rounds=1, clients__capacities=[0.3])
     plan, client = run.plan, run.rounds[0]["clients"][0]
-    offer = plan.method.offer(plan.situation(1, client))
-    assert offer is not None
+    assert plan.method.offer is not None
+    offer = plan.method.offer(plan.client_round(1, client))
     blocks = plan.neurons.blocks(offer.active)
     own = own_of(run, client)
     sent = fedspu.extract(own, blocks)
@@ -112,19 +116,9 @@ def test_norms_kept_local_stay_at_w0_in_the_global_model_and_train_at_clients() 
         )
 
 
-def test_norms_kept_local_are_kept_by_fedavg_s_clients_or_refused() -> None:
-    """FedBN: each client's norms are its own, and go on from round to round."""
-    try:
-        run = run_for(
-            method="fedavg", norm__policy="local", clients__per_round=6, rounds=2
-        )
-    except SettingsError:
-        return
-    for client in range(6):
-        assert not torch.equal(
-            own_of(run, client)["bn1.running_mean"],
-            run.plan.initial["bn1.running_mean"],
-        )
+def test_norms_are_not_kept_local_where_clients_keep_no_model() -> None:
+    with pytest.raises(SettingsError, match=r"norm.policy = 'local': .*fedavg keep no"):
+        run_for(method="fedavg", norm__policy="local")
 
 
 # Sameness ----------------------------------------------------------------------------
@@ -294,7 +288,7 @@ def test_an_interrupted_turn_loses_that_round_alone(
 ) -> None:
     in_folder(tmp_path / "whole")
     path, turns = tmp_path / "run", iter(range(100))
-    original = take_turn
+    original = Client.take_turn
 
     def interrupted(*args: Any) -> Any:
         if next(turns) == 7:  # the second turn of round 3
@@ -302,10 +296,10 @@ def test_an_interrupted_turn_loses_that_round_alone(
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedspu.engines.turns.take_turn", interrupted)
+        patch.setattr(Client, "take_turn", interrupted)
         with pytest.raises(KeyboardInterrupt):
             in_folder(path)
-    assert read_checkpoint(path).federation.round == 2
+    assert SavedRun(path).checkpoint().federation.round == 2
     fedspu.resume(path, model=ConvNet, data=examples())
     assert folder_content(path) == folder_content(tmp_path / "whole")
 
@@ -314,7 +308,7 @@ def test_an_interrupted_turn_loses_that_round_alone(
 
 
 def accuracy(run: fedspu.Run, model: nn.Module, client: int) -> float:
-    x, y = run.plan.examples(client, "test")
+    x, y = run.examples.part(client, "test")
     with torch.no_grad():
         right: list[bool] = (model(x).argmax(1) == y).tolist()
     return sum(right) / len(right)
@@ -454,7 +448,7 @@ def test_the_summary_has_what_is_due_and_adds_up(
         assert line["train_seconds"] <= line["wall_seconds"]
     for line in clients:
         assert (line["val_loss"] is not None) == ("early_stopping" in given)
-        split = run.plan.splits[line["client"]]
+        split = run.examples.splits[line["client"]]
         assert line["num_examples"] == len(split.train)
     assert (summary["method"], summary["dataset"]) == (run.plan.method.name, "arrays")
     assert (summary["alpha"], summary["seed"]) == (1.0, 0)
@@ -483,7 +477,7 @@ def test_settings_as_an_object_give_the_same_run() -> None:
     run = run_for()
     again = fedspu.simulate(run.plan.settings, model=ConvNet, data=examples())
     assert again.rounds == run.rounds
-    made = make_settings({**named(), "model": "x"})
+    made = resolve({**named(), "model": "x"}, {"model"})
     assert fedspu.simulate(made, model=ConvNet, data=examples()).rounds == run.rounds
 
 
@@ -531,7 +525,7 @@ def test_a_run_that_fails_before_its_first_round_leaves_no_folder(
 def test_a_run_that_fails_later_can_be_looked_at_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, turns = take_turn, iter(range(100))
+    original, turns = Client.take_turn, iter(range(100))
 
     def fails(*args: Any) -> Any:
         if next(turns) == 4:
@@ -539,10 +533,10 @@ def test_a_run_that_fails_later_can_be_looked_at_and_resumed(
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedspu.engines.turns.take_turn", fails)
+        patch.setattr(Client, "take_turn", fails)
         with pytest.raises(FedSPUError):
             in_folder(tmp_path / "run")
-    assert read_checkpoint(tmp_path / "run").federation.round == 1
+    assert SavedRun(tmp_path / "run").checkpoint().federation.round == 1
     fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())
     in_folder(tmp_path / "whole")
     assert folder_content(tmp_path / "run") == folder_content(tmp_path / "whole")
@@ -569,22 +563,224 @@ def test_other_data_than_the_run_s_is_refused(tmp_path: Path) -> None:
     fedspu.resume(tmp_path / "run", model=mlp, data=(x, y))
 
 
-# Room --------------------------------------------------------------------------------
+# Given in Python ---------------------------------------------------------------------
+
+
+def few_offered(now: ClientRound) -> Offer:
+    """The first neuron of every group."""
+    return Offer({group.name: torch.arange(1) for group in now.neurons.groups})
+
+
+OWN_METHOD = Method(
+    name="firsts",
+    reference="nobody",
+    in_words=("the first neuron", "it", "a full model of its own", "its own model"),
+    judged_by="own",
+    offer=few_offered,
+)
+
+
+def squared(output: Tensor, target: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    wanted = nn.functional.one_hot(target, output.shape[1]).to(output.dtype)
+    return nn.functional.mse_loss(output, wanted, reduction=reduction)
+
+
+def sums(output: Tensor, target: Tensor) -> Tensor:
+    wrong = (output.argmax(1) != target).sum()
+    return torch.tensor([float(wrong), float(len(target))], dtype=torch.float64)
+
+
+OWN_TASK = replace(
+    classification,
+    name="marks",
+    loss=squared,
+    metric=Metric("errors", sums, lambda s: float(s[0] / s[1]), is_higher_better=False),
+)
+
+
+def own_run(watch: Any = None, **given: Any) -> fedspu.Run:
+    return fedspu.simulate(
+        named(**given),
+        model=ConvNet,
+        data=examples(),
+        method=OWN_METHOD,
+        task=OWN_TASK,
+        watch=watch,
+    )
+
+
+def test_a_method_and_a_task_may_be_given_in_python() -> None:
+    run = own_run()
+    assert run.plan.method is OWN_METHOD
+    assert run.plan.task is OWN_TASK
+    assert (run.summary["method"], run.summary["task"]) == ("firsts", "marks")
+    wrong = [1 - accuracy(run, run.personal_model(k), k) for k in range(6)]
+    assert run.summary["personal_errors"] == pytest.approx(mean(wrong))
+    for name in ("conv1.weight", "bn1.running_mean"):  # of the rest nothing was sent
+        moved = global_of(run)[name] != run.plan.initial[name]
+        assert bool(moved[0].any())
+        assert not bool(moved[1:].any())
+    usual = fedspu.simulate(named(), model=ConvNet, data=examples(), method=OWN_METHOD)
+    assert not same_bits(global_of(run), global_of(usual))  # the loss is another
+
+
+def test_what_was_given_in_python_goes_before_what_the_settings_name() -> None:
+    run = own_run(method="fedavg", task="regression")
+    assert run.plan.method is OWN_METHOD
+    assert run.rounds == own_run().rounds
+
+
+def test_a_run_with_a_method_and_task_of_one_s_own_goes_on_to_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    whole = own_run(out=tmp_path / "whole")
+    path = tmp_path / "broken"
+    with pytest.raises(KeyboardInterrupt):
+        own_run(interrupt_after(1), out=path)
+    run = fedspu.resume(
+        path, model=ConvNet, data=examples(), method=OWN_METHOD, task=OWN_TASK
+    )
+    assert folder_content(path) == folder_content(tmp_path / "whole")
+    assert run.rounds == whole.rounds
+    assert untimed(run.summary) == untimed(whole.summary)
 
 
 @pytest.mark.parametrize(
-    ("free", "says"),
+    ("again", "says"),
     [
-        (
-            Room(ram=1e12, disk=100),
-            r"up to .* of disk for the models of 6 clients, and",
-        ),
-        (Room(ram=100, disk=1e12), r"about .* of RAM beside data .* lower --workers"),
+        ({"task": OWN_TASK}, "method = 'firsts'"),
+        ({"method": OWN_METHOD}, "task = 'marks'"),
     ],
 )
-def test_what_will_be_short_is_said_before_the_run_begins(
-    free: Room, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_given_in_python_is_asked_for_again(
+    tmp_path: Path, again: dict[str, Any], says: str
 ) -> None:
-    monkeypatch.setattr("fedspu.runs.room_here", lambda folder: free)
-    with pytest.warns(UserWarning, match=says):
-        in_folder(tmp_path / "run")
+    own_run(out=tmp_path / "run", rounds=1)
+    before = folder_content(tmp_path / "run")
+    with pytest.raises(SettingsError, match=says):
+        fedspu.resume(tmp_path / "run", model=ConvNet, data=examples(), **again)
+    with pytest.raises(SettingsError, match=says):
+        fedspu.load_personal(tmp_path / "run", 0, ConvNet, examples(), **again)
+    assert folder_content(tmp_path / "run") == before
+
+
+def test_a_personal_model_of_one_s_own_method_and_task_can_be_loaded(
+    tmp_path: Path,
+) -> None:
+    run = own_run(out=tmp_path / "run")
+    for client in range(6):
+        model = fedspu.load_personal(
+            tmp_path / "run", client, ConvNet, method=OWN_METHOD, task=OWN_TASK
+        )
+        assert same_bits(dict(model.state_dict()), own_of(run, client))
+
+
+# Models without data -----------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """The name of made examples in a file."""
+    x, y = examples()
+    np.savez(tmp_path / "f.npz", x=x, y=y)
+    return f"arrays:{tmp_path / 'f.npz'}"
+
+
+READY_AT_ONCE = [e for e, method in all_methods().items() if method.ready is None]
+
+
+def named_method(entry: Entry) -> dict[str, Any]:
+    return {"method__name": entry.name, "method__reading": entry.reading}
+
+
+@pytest.mark.parametrize("entry", READY_AT_ONCE, ids=lambda e: f"{e.name} {e.reading}")
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_a_model_that_is_ready_at_once_is_loaded_without_data(
+    tmp_path: Path, entry: Entry, file: str, is_in_file: bool
+) -> None:
+    given = named(out=tmp_path / "run", rounds=2, **named_method(entry))
+    data: Any = examples()
+    if is_in_file:
+        given["data.name"], data = file, None
+    run = fedspu.simulate(given, model=mlp, data=data)
+    (tmp_path / "f.npz").unlink()  # who loads a model may be elsewhere
+    asked = {k for line in run.rounds for k in line["clients"]}
+    never = set(range(6)) - asked
+    for client in (min(asked), *sorted(never)[:1]):
+        model = fedspu.load_personal(tmp_path / "run", client, mlp)
+        assert same_bits(dict(model.state_dict()), own_of(run, client))
+        assert not model.training
+
+
+def test_most_methods_have_models_that_are_ready_at_once() -> None:
+    others = {entry.name for entry in all_methods()} - {e.name for e in READY_AT_ONCE}
+    assert others == {"heterofl"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method__name": "heterofl"},
+        {"method__name": "fedavg", "method__finetune": 1},
+    ],
+)
+def test_a_model_that_takes_examples_to_be_ready_asks_for_them(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    run = in_folder(tmp_path / "run", rounds=2, **given)
+    with pytest.raises(SettingsError, match=r"data=\(x, y\)"):
+        fedspu.load_personal(tmp_path / "run", 0, ConvNet)
+    for client in range(6):
+        model = fedspu.load_personal(tmp_path / "run", client, ConvNet, examples())
+        assert same_bits(dict(model.state_dict()), own_of(run, client))
+
+
+# What is said ------------------------------------------------------------------------
+
+
+def test_a_run_is_shown_in_a_few_words() -> None:
+    shown = [
+        (run_for(rounds=2), "fedspu", "personal accuracy"),
+        (own_run(rounds=2), "firsts", "personal errors"),
+    ]
+    for run, method, metric in shown:
+        for words in (method, "on arrays, round 2", metric):
+            assert words in repr(run)
+        assert len(repr(run)) < 88
+        assert "\n" not in repr(run)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"train.lrr": 0.1}, r"train\.lrr: no such setting .*did you mean train\.lr"),
+        ({"train.lr": -1}, r"train\.lr = -1: expected"),
+        ({"rounds": "many"}, "rounds = 'many': expected"),
+        ({"method": "fedspoo"}, r"method = 'fedspoo'.*did you mean fedspu"),
+        ({"method.finetune": 3}, r"method\.finetune = 3: fedspu \(paper\) has no such"),
+        ({"method.reading": "original"}, r"method\.reading = 'original': fedspu has"),
+        ({"model": "emnits"}, r"model = 'emnits'.*did you mean emnist"),
+        ({"task": "sorting"}, "task = 'sorting': expected one of"),
+        ({"data.partition": "evenly"}, r"data\.partition = 'evenly': expected one of"),
+        ({"device": "nowhere"}, "device = 'nowhere'"),
+        (
+            {"method": "fedavg", "norm.policy": "local"},
+            r"norm\.policy = 'local': clients of fedavg",
+        ),
+        (
+            {"method": "heterofl", "task": "regression"},
+            r"task = 'regression': heterofl \(original\) learns only classification",
+        ),
+        (
+            {"task": "regression", "train.class_weights": "balanced"},
+            r"train\.class_weights = 'balanced': the task regression has no classes",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_reported_before_data_files_are_opened(
+    tmp_path: Path, given: dict[str, Any], says: str
+) -> None:
+    nowhere = {"data.name": "emnist", "data.dir": tmp_path / "nowhere"}
+    with pytest.raises(FedSPUError, match=says):
+        fedspu.simulate({**nowhere, **given, "out": tmp_path / "run"})
+    assert not list(tmp_path.iterdir())

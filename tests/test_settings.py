@@ -1,4 +1,5 @@
 import tomllib
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspu.errors import SettingsError
+from fedspu.resolve import resolve
 from fedspu.settings import (
+    SAME_BITS,
+    SHORT_FORMS,
+    ServerSettings,
     Settings,
+    TrainSettings,
     flatten,
+    known_fields,
     known_names,
-    make_settings,
+    nest,
     parse_override,
     read_toml,
 )
@@ -20,8 +27,6 @@ GOOD: dict[str, tuple[Any, Any]] = {
     # name: (the paper's value or ours where the paper has none, another good one)
     "method.name": ("fedspu", "local"),
     "method.reading": (None, "original"),
-    "method.finetune": (0, 3),
-    "method.distillation": (False, True),
     "data.name": ("digits", "arrays:my.npz"),
     "data.dir": (None, "somewhere"),
     "data.partition": ("dirichlet", "iid"),
@@ -39,8 +44,19 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "train.optimizer": ("sgd", "adamw"),
     "train.momentum": (0.0, 0.9),
     "train.weight_decay": (0.0, 0.01),
+    "train.schedule": ("constant", "step"),
+    "train.schedule_rounds": (None, 50),
+    "train.schedule_factor": (0.1, 0.5),
+    "train.clip": (0.0, 2.5),
+    "train.class_weights": ("none", "balanced"),
+    "train.augment": ((), ("flip", "crop")),
     "train.gradient": ("exact", "truncated"),
     "train.saves": ("fast", "lean"),
+    "server.optimizer": ("none", "adam"),
+    "server.lr": (1.0, 0.1),
+    "server.momentum": (0.9, 0.0),
+    "server.beta2": (0.99, 0.999),
+    "server.epsilon": (1e-3, 1e-8),
     "store.cache": (200.0, 0.0),
     "workers": (None, 3),
     "early_stopping.on": (False, True),
@@ -52,7 +68,21 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "seed": (0, 7),
     "device": ("cpu", "cuda"),
     "out": (None, "runs/mine"),
-    "model": ("net", "mypackage.mymodule:build"),
+    "model": ("mlp", "mypackage.mymodule:build"),
+    "task": ("classification", "segmentation"),
+}
+
+NEEDS: dict[str, dict[str, Any]] = {
+    # name: what else must be given for it to have a meaning
+    "method.reading": {"method.name": "fjord"},
+    "method.finetune": {"method.name": "fedavg"},
+    "method.distillation": {"method.name": "fjord", "method.reading": "original"},
+    "train.schedule": {"train.schedule_rounds": 20},
+    "train.schedule_rounds": {"train.schedule": "cosine"},
+    "server.lr": {"server.optimizer": "momentum"},
+    "server.momentum": {"server.optimizer": "momentum"},
+    "server.beta2": {"server.optimizer": "adam"},
+    "server.epsilon": {"server.optimizer": "adam"},
 }
 
 
@@ -64,7 +94,8 @@ def value_of(settings: Settings, name: str) -> Any:
 
 
 def make(**given_values: Any) -> Settings:
-    return make_settings({"model": "net", **given_values})
+    """Settings for data that suggests none."""
+    return resolve({"model": "mlp", "data.name": "arrays:my.npz", **given_values})
 
 
 # Every setting -----------------------------------------------------------------------
@@ -73,8 +104,9 @@ def make(**given_values: Any) -> Settings:
 @pytest.mark.parametrize("name", GOOD)
 def test_a_setting_has_its_default_and_takes_another_value(name: str) -> None:
     default, other = GOOD[name]
-    assert value_of(make(), name) == default
-    changed = value_of(make(**{name: other}), name)
+    assert value_of(Settings(model="mlp"), name) == default
+    assert name == "data.name" or value_of(make(), name) == default
+    changed = value_of(make(**NEEDS.get(name, {}), **{name: other}), name)
     assert (str(changed) if isinstance(changed, Path) else changed) == other
 
 
@@ -90,11 +122,22 @@ def test_settings_are_frozen() -> None:
         settings.train.lr = 3
 
 
-def test_what_is_given_goes_before_what_the_data_set_suggests() -> None:
-    suggested = {"model": "digits", "rounds": 30, "train.lr": 0.02}
-    settings = make_settings({"rounds": 4, "train": {"epochs": 2}}, suggested)
-    assert (settings.rounds, settings.train.lr, settings.train.epochs) == (4, 0.02, 2)
-    assert settings.model == "digits"
+def test_every_setting_says_what_it_is() -> None:
+    about = {name: field.description for name, field in known_fields()}
+    assert set(about) == set(GOOD)
+    assert all(about.values())
+
+
+def test_no_two_settings_have_the_same_flag() -> None:
+    flags = [field.json_schema_extra["flag"] for _, field in known_fields()]
+    given_flags = [flag for flag in flags if flag is not None]
+    assert len(given_flags) == len(set(given_flags))
+    assert all(flag.startswith("--") for flag in given_flags)
+
+
+def test_short_forms_and_settings_without_effect_are_settings() -> None:
+    assert set(GOOD) >= SAME_BITS
+    assert set(SHORT_FORMS.values()) <= set(GOOD)
 
 
 def test_short_forms_and_tables_and_dotted_names_say_the_same() -> None:
@@ -116,10 +159,20 @@ def test_short_forms_and_tables_and_dotted_names_say_the_same() -> None:
 def test_the_file_a_run_writes_gives_the_same_settings(
     tmp_path: Path, name: str
 ) -> None:
-    settings = make(**({name: GOOD[name][1]} if name in GOOD else {}))
+    changed = {name: GOOD[name][1]} if name in GOOD else {}
+    settings = make(**NEEDS.get(name, {}), **changed)
     file = tmp_path / "settings.toml"
     file.write_text(settings.to_toml())
-    assert make_settings(read_toml(file)) == settings
+    assert resolve(read_toml(file)) == settings
+
+
+def test_the_file_holds_the_options_of_the_method(tmp_path: Path) -> None:
+    settings = make(**{"method": "apfl", "method.mix": 0.25, "method.adaptive": False})
+    file = tmp_path / "settings.toml"
+    file.write_text(settings.to_toml())
+    again = resolve(read_toml(file))
+    assert again == settings
+    assert again.method.options == {"mix": 0.25, "adaptive": False}
 
 
 def test_a_written_file_names_every_setting_that_has_a_value() -> None:
@@ -129,6 +182,7 @@ def test_a_written_file_names_every_setting_that_has_a_value() -> None:
         "data.dir",
         "judge.clients",
         "out",
+        "train.schedule_rounds",
         "workers",
     }
 
@@ -145,13 +199,22 @@ def test_a_written_file_names_every_setting_that_has_a_value() -> None:
             "early_stopping.blend": st.floats(0.001, 0.999),
             "seed": st.integers(0, 2**63 - 1),
             "model": st.text(min_size=1),
-            "data.name": st.text(),
+            "data.name": st.text(min_size=1).map("arrays:{}".format),
+            "train.clip": st.floats(0, 1e6),
+            "train.augment": st.lists(st.sampled_from(["flip", "crop"])).map(tuple),
         },
     )
 )
 def test_any_value_survives_the_file(values: dict[str, Any]) -> None:
-    settings = make(**values)
-    assert make_settings(tomllib.loads(settings.to_toml())) == settings
+    named = {"model": "mlp", "data.name": "arrays:my.npz", **values}
+    settings = resolve(named, in_python={"model"})  # any name is as good as another
+    again = resolve(tomllib.loads(settings.to_toml()), in_python={"model"})
+    assert again == settings
+
+
+@given(st.dictionaries(st.sampled_from(sorted(GOOD)), st.integers()))
+def test_dotted_names_survive_being_nested(flat: dict[str, int]) -> None:
+    assert dict(flatten(nest(flat))) == flat
 
 
 @pytest.mark.parametrize(
@@ -192,11 +255,14 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
         ("train.lr=1e-3", "train.lr", 0.001),
         ("rounds=20", "rounds", 20),
         (" rounds = 20 ", "rounds", 20),
-        ("early_stopping=true", "early_stopping", True),
+        ("early_stopping=true", "early_stopping.on", True),
         ("early_stopping.on=False", "early_stopping.on", False),
         ("clients.capacities=[0.2, 1]", "clients.capacities", [0.2, 1]),
         ("clients.capacities=[.2,.4]", "clients.capacities", [0.2, 0.4]),
-        ("method=local", "method", "local"),
+        ("method=local", "method.name", "local"),
+        ("method.name=local", "method.name", "local"),
+        ("method.mix=0.5", "method.mix", 0.5),
+        ('train.augment=["flip"]', "train.augment", ["flip"]),
         ("model=my.module:build", "model", "my.module:build"),
         ("data.name=arrays:a=b.npz", "data.name", "arrays:a=b.npz"),
         ("out=runs/a b", "out", "runs/a b"),
@@ -243,6 +309,10 @@ def test_odd_brackets_are_text_and_no_crash(text: str) -> None:
         ("judge.evry", "judge.every"),
         ("early_stoping.on", "early_stopping.on"),
         ("norm.polcy", "norm.policy"),
+        ("server.optimiser", "server.optimizer"),
+        ("schedule", "train.schedule"),
+        ("train.agument", "train.augment"),
+        ("tasks", "task"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest(wrong: str, right: str) -> None:
@@ -298,8 +368,30 @@ BAD: list[tuple[str, Any, str]] = [
     ("train.momentum", 1.0, "less than 1"),
     ("train.momentum", -0.1, "greater than or equal to 0"),
     ("train.weight_decay", -1, "greater than or equal to 0"),
+    ("train.schedule", "linear", "'constant', 'cosine' or 'step'"),
+    ("train.schedule_rounds", 0, "greater than or equal to 1"),
+    ("train.schedule_rounds", 2.5, "integer"),
+    ("train.schedule_factor", 0, "greater than 0"),
+    ("train.schedule_factor", 1.5, "less than or equal to 1"),
+    ("train.clip", -1, "greater than or equal to 0"),
+    ("train.clip", float("inf"), "finite"),
+    ("train.clip", "short", "number"),
+    ("train.class_weights", "equal", "'none' or 'balanced'"),
+    ("train.augment", ["turn"], "'flip' or 'crop'"),
+    ("train.augment", ["flip", "turn"], "'flip' or 'crop'"),
+    ("train.augment", "flip,turn", "'flip' or 'crop'"),
+    ("train.augment", 3, "tuple|list"),
     ("train.gradient", "half", "'exact' or 'truncated'"),
     ("train.saves", "little", "'fast' or 'lean'"),
+    ("server.optimizer", "sgd", "'none', 'momentum' or 'adam'"),
+    ("server.lr", 0, "greater than 0"),
+    ("server.lr", float("inf"), "finite"),
+    ("server.momentum", 1.0, "less than 1"),
+    ("server.momentum", -0.5, "greater than or equal to 0"),
+    ("server.beta2", 1.0, "less than 1"),
+    ("server.beta2", -0.5, "greater than or equal to 0"),
+    ("server.epsilon", 0, "greater than 0"),
+    ("server.epsilon", float("nan"), "greater than 0|finite"),
     ("store.cache", -1, "greater than or equal to 0"),
     ("workers", 0, "greater than or equal to 1"),
     ("workers", -2, "greater than or equal to 1"),
@@ -314,6 +406,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("seed", -1, "greater than or equal to 0"),
     ("seed", 1.5, "integer"),
     ("model", 3, "string"),
+    ("task", 3, "string"),
+    ("device", 3, "string"),
     ("method.name", 3, "string"),
     ("method.reading", "theirs", "'paper' or 'original'"),
     ("method.reading", 1, "'paper' or 'original'"),
@@ -329,7 +423,7 @@ def test_a_bad_value_is_one_line_with_its_name_itself_and_what_was_expected(
     name: str, value: Any, expected: str
 ) -> None:
     with pytest.raises(SettingsError, match=expected) as caught:
-        make(**{name: value})
+        make(**NEEDS.get(name, {}), **{name: value})
     message = str(caught.value)
     assert name in message
     assert "expected" in message
@@ -340,10 +434,136 @@ def test_a_bad_value_is_one_line_with_its_name_itself_and_what_was_expected(
 
 def test_a_missing_model_is_asked_for() -> None:
     with pytest.raises(SettingsError, match=r"^model: not given.*--model"):
-        make_settings({"rounds": 2})
+        resolve({"rounds": 2, "data.name": "arrays:my.npz"})
 
 
-def test_the_first_of_several_mistakes_is_one_line() -> None:
+def test_all_of_several_mistakes_are_one_line() -> None:
     with pytest.raises(SettingsError) as caught:
         make(**{"rounds": 0, "seed": -1, "train.lr": "fast"})
-    assert "\n" not in str(caught.value)
+    message = str(caught.value)
+    assert "\n" not in message
+    for name in ("rounds = 0", "seed = -1", "train.lr = 'fast'"):
+        assert f"{name}: expected" in message
+
+
+# Settings that depend on each other --------------------------------------------------
+
+
+def refusal(**given_values: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        make(**given_values)
+    return str(caught.value)
+
+
+def test_a_schedule_of_steps_needs_its_length() -> None:
+    assert refusal(**{"train.schedule": "step"}) == (
+        "train.schedule = 'step' has no length: set train.schedule_rounds, the rounds "
+        "between two steps"
+    )
+
+
+def test_a_cosine_needs_no_length() -> None:
+    assert make(**{"train.schedule": "cosine"}).train.schedule_rounds is None
+
+
+def test_a_length_without_a_schedule_is_refused() -> None:
+    assert refusal(**{"train.schedule_rounds": 7}) == (
+        "train.schedule_rounds = 7: has no effect with train.schedule = 'constant'; "
+        "set train.schedule to cosine or step"
+    )
+
+
+@pytest.mark.parametrize("name", ["lr", "momentum", "beta2", "epsilon"])
+def test_a_setting_of_the_server_without_an_optimizer_is_refused(name: str) -> None:
+    value = GOOD[f"server.{name}"][1]
+    assert refusal(**{f"server.{name}": value}) == (
+        f"server.{name} = {value}: has no effect with server.optimizer = 'none'; set "
+        "it to momentum or adam"
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_with_an_optimizer_the_server_has_its_learning_rate(optimizer: str) -> None:
+    settings = make(**{"server.optimizer": optimizer, "server.lr": 0.5})
+    assert settings.server.lr == 0.5
+
+
+def test_the_server_s_own_defaults_may_be_written_out() -> None:
+    written = ServerSettings().model_dump()
+    assert make(server=written).server == ServerSettings()
+
+
+@pytest.mark.parametrize(
+    ("given_values", "said"),
+    [
+        (
+            {"clients.number": 5, "clients.per_round": 6},
+            "clients.per_round = 6: expected at most clients.number = 5",
+        ),
+        (
+            {"clients.number": 1, "clients.per_round": 1},
+            "clients.capacities has 5 numbers: expected at most clients.number = 1",
+        ),
+    ],
+)
+def test_there_are_enough_clients_for_a_round_and_for_the_capacities(
+    given_values: dict[str, Any], said: str
+) -> None:
+    assert refusal(**given_values) == said
+
+
+# The learning rate of a round --------------------------------------------------------
+
+
+def rates(rounds: int, **given_values: Any) -> list[float]:
+    """The learning rate of each round, for a rate of 0.8."""
+    train = TrainSettings(lr=0.8, **given_values)
+    return [train.in_round(t, rounds).lr for t in range(1, rounds + 1)]
+
+
+def test_a_constant_rate_is_the_same_in_every_round() -> None:
+    train = TrainSettings(lr=0.8)
+    assert all(train.in_round(t, 5) is train for t in range(1, 6))
+
+
+def test_a_cosine_falls_from_the_whole_rate_to_0_in_all_rounds() -> None:
+    found = rates(8, schedule="cosine")
+    assert found == pytest.approx([0.4 * (1 + cos(pi * t / 8)) for t in range(8)])
+    assert found[0] == 0.8
+    assert found[4] == pytest.approx(0.4)
+    assert found == sorted(found, reverse=True)
+    assert found[-1] > 0
+    train = TrainSettings(lr=0.8, schedule="cosine")
+    assert train.in_round(9, 8).lr == pytest.approx(0)
+
+
+def test_a_cosine_of_its_own_length_stays_at_0_behind_it() -> None:
+    found = rates(7, schedule="cosine", schedule_rounds=4)
+    assert found == pytest.approx(
+        [0.8, 0.4 * (1 + cos(pi / 4)), 0.4, 0.4 * (1 - cos(pi / 4)), 0, 0, 0]
+    )
+
+
+def test_a_step_divides_the_rate_again_and_again() -> None:
+    found = rates(7, schedule="step", schedule_rounds=3, schedule_factor=0.5)
+    assert found == [0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.2]
+
+
+def test_a_step_is_to_a_tenth_by_default() -> None:
+    found = rates(4, schedule="step", schedule_rounds=2)
+    assert found == pytest.approx([0.8, 0.8, 0.08, 0.08])
+
+
+def test_steps_do_not_depend_on_the_number_of_rounds() -> None:
+    train = TrainSettings(lr=0.8, schedule="step", schedule_rounds=2)
+    assert train.in_round(3, 10) == train.in_round(3, 1000)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "step"])
+def test_a_schedule_changes_nothing_but_the_rate(schedule: Any) -> None:
+    train = TrainSettings(
+        schedule=schedule, schedule_rounds=2, epochs=3, clip=1.5, momentum=0.5
+    )
+    later = train.in_round(3, 10)
+    assert later.lr != train.lr
+    assert later.model_copy(update={"lr": train.lr}) == train

@@ -141,3 +141,81 @@ def test_a_table_that_cannot_be_written_is_a_storage_error(
     (tmp_path / "out/comparison.md").mkdir()  # nothing can be written there
     with pytest.raises(FedSPUError, match=r"comparison\.md|cannot write"):
         compare(given, ["local"], [1.0], [0], tmp_path / "out")
+
+
+# All settings are checked first ------------------------------------------------------
+
+ALPHAS, SEEDS = (0.5, 1.0, 2.0), range(5)
+
+
+@pytest.fixture
+def never_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a run was begun")
+
+    monkeypatch.setattr(sweeps, "simulate", never)
+    monkeypatch.setattr(sweeps, "resume", never)
+
+
+@pytest.mark.usefixtures("never_played")
+@pytest.mark.parametrize(
+    ("last", "more", "says"),
+    [
+        ("fedavg@finetun=1", {}, r"method\.finetun = 1: .*did you mean finetune\?"),
+        ("fedavg@finetune=few", {}, r"method\.finetune = 'few': expected"),
+        ("fedavg@finetune=-1", {}, r"method\.finetune = -1: expected"),
+        ("fedavg@finetune", {}, "fedavg@finetune: expected a reading"),
+        ("local@finetune=1", {}, r"local \(paper\) has no such option; fedavg"),
+        ("fedavg@original", {}, r"method\.reading = 'original': fedavg has paper here"),
+        ("fedavgg", {}, r"method = 'fedavgg'.*did you mean fedavg\?"),
+        (
+            "fedavg",
+            {"norm.policy": "local"},
+            r"norm\.policy = 'local': clients of fedavg keep no model",
+        ),
+        (
+            "heterofl",
+            {"task": "regression", "data.partition": "iid"},
+            r"task = 'regression': heterofl \(original\) learns only classification",
+        ),
+    ],
+)
+def test_45_runs_are_all_checked_before_the_first_begins(
+    tmp_path: Path, given: dict[str, Any], last: str, more: dict[str, Any], says: str
+) -> None:
+    methods = ["fedspu", "hermes", last]
+    begun: list[Cell] = []
+    with pytest.raises(SettingsError, match=says):
+        compare(
+            {**given, **more},
+            methods,
+            ALPHAS,
+            SEEDS,
+            tmp_path / "out",
+            lambda cell, is_done: begun.append(cell),
+        )
+    assert begun == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_last_of_45_runs_is_compared_with_its_folder_before_the_first_begins(
+    tmp_path: Path, given: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    methods = ["fedspu", "hermes", "local"]
+    out = tmp_path / "out"
+    compare({**given, "rounds": 1}, methods[-1:], ALPHAS[-1:], SEEDS[-1:], out)
+    before = folder_content(out)
+    request.getfixturevalue("never_played")
+    with pytest.raises(StorageError, match=r"rounds = 1, and 2 is asked for"):
+        compare(given, methods, ALPHAS, SEEDS, out)
+    assert folder_content(out) == before
+
+
+def test_a_method_is_compared_with_itself_with_another_option(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    methods = ["fedavg", "fedavg@finetune=2"]
+    summaries = compare(given, methods, [1.0], [0], tmp_path / "out")
+    assert [summary["label"] for summary in summaries] == methods
+    names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
+    assert names == ["fedavg-alpha-1-seed-0", "fedavg-finetune-2-alpha-1-seed-0"]

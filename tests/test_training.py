@@ -1,7 +1,8 @@
 import copy
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,23 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspu import choose_random, map_neurons, state_of
+from fedspu import State, choose_random, map_neurons, state_of
 from fedspu.errors import SettingsError, TrainingError
-from fedspu.training import OPTIMIZERS, Recipe, batches, make_optimizer, train
-from tests.oracles.zoo import chain, noise
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def mlp() -> nn.Module:
-    return chain(fc1=nn.Linear(6, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 3)).double()
-
-
-def data(count: int) -> tuple[Tensor, Tensor]:
-    return noise(count, 6).double(), torch.arange(count) % 3
-
+from fedspu.resolve import resolve
+from fedspu.settings import TrainSettings
+from fedspu.streams import torch_stream
+from fedspu.tasks import IGNORED, Loss, classification, language_model
+from fedspu.training import batches, make_optimizer, train
+from tests.oracles.training import data, local, mlp, rng
+from tests.oracles.zoo import chain, noise, tokens
 
 # Batches ------------------------------------------------------------------------------
 
@@ -73,16 +66,13 @@ def test_the_next_epoch_has_another_order() -> None:
 
 
 def test_saving_memory_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedspu.partial.chain.run.SMALLEST", 0)
+    monkeypatch.setattr("fedspu.partial.chain.run.MIN_VALUES", 0)
     found = []
-    lean: dict[str, Any] = {"saves": "lean"}
-    for options in ({}, lean):
+    for saves in ("fast", "lean"):
         torch.manual_seed(0)
         model, (x, y) = mlp(), data(9)
-        neurons = map_neurons(model, x)
-        active = choose_random(neurons, 0.5, rng())
-        recipe = Recipe(epochs=3, batch_size=4, **options)
-        loss = train(model, neurons, active, x, y, recipe, rng(3))
+        active = choose_random(map_neurons(model, x), 0.5, rng())
+        loss = train(local(model, x, y, active, epochs=3, batch_size=4, saves=saves))
         found.append((loss, state_of(model)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-10)
     for name, values in found[0][1].items():
@@ -92,25 +82,24 @@ def test_saving_memory_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_training_all_neurons_is_plain_training() -> None:
     model, (x, y) = mlp(), data(9)
     plain = copy.deepcopy(model)
-    recipe = Recipe(epochs=2, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.01)
-    neurons = map_neurons(model, x)
+    given: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
-    train(model, neurons, neurons.everything(), x, y, recipe, rng(3))
+    train(local(model, x, y, epochs=2, batch_size=4, **given))
 
-    optimizer = torch.optim.SGD(
-        plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01
-    )
+    optimizer = torch.optim.SGD(plain.parameters(), **given)
     order = rng(3)
     for _ in range(2):
         for batch in list(batches(9, 4, order)):
             optimizer.zero_grad()
             F.cross_entropy(plain(x[batch]), y[batch]).backward()
             optimizer.step()
-    trained = state_of(model)
-    assert all(
-        torch.allclose(trained[name], values, rtol=0, atol=1e-12)
-        for name, values in state_of(plain).items()
-    )
+    assert_close(state_of(model), state_of(plain))
+
+
+def assert_close(found: State, expected: State) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert torch.allclose(found[name], values, rtol=0, atol=1e-12)
 
 
 def test_the_loss_is_the_mean_over_examples_with_the_weights_they_met() -> None:
@@ -129,31 +118,45 @@ def test_the_loss_is_the_mean_over_examples_with_the_weights_they_met() -> None:
             return logits
 
     own = x
-    spied = Spied()
-    neurons = map_neurons(spied, x)
+    prepared = local(Spied(), x, y, epochs=2, batch_size=2, lr=0.5)
     losses.clear()
-    recipe = Recipe(epochs=2, batch_size=2, lr=0.5)
-    loss = train(spied, neurons, neurons.everything(), x, y, recipe, rng())
+    loss = train(prepared)
     assert len(losses) == 10
     assert loss == pytest.approx(sum(losses) / 10, rel=1e-12)
 
 
+def test_the_loss_is_the_mean_over_scored_targets_alone() -> None:
+    """A batch with fewer of them weighs less."""
+    model = chain(embed=nn.Embedding(4, 5), out=nn.Linear(5, 4)).double()
+    x = tokens(5, 4, 4)
+    y = x.clone()
+    y[2:, 1:] = IGNORED  # 4 + 4 + 1 + 1 + 1 are scored, in batches of 2 and 3
+    prepared = local(model, x, y, task=language_model, epochs=1, batch_size=2, lr=0.0)
+    loss = train(prepared)
+    each = -model(x).detach().log_softmax(-1).gather(2, x[..., None])[..., 0]
+    expected = float(each[y != IGNORED].sum()) / 11
+    assert loss == pytest.approx(expected, rel=1e-12)
+
+
 def test_no_step_size_gives_the_model_s_own_loss() -> None:
     model, (x, y) = mlp(), data(5)
-    neurons = map_neurons(model, x)
-    recipe = Recipe(epochs=3, batch_size=2, lr=0.0)
-    loss = train(model, neurons, neurons.everything(), x, y, recipe, rng())
+    loss = train(local(model, x, y, epochs=3, batch_size=2, lr=0.0))
     own = F.cross_entropy(model(x), y).item()
     assert loss == pytest.approx(own, rel=1e-12)
 
 
 def test_only_active_entries_are_trained() -> None:
     model, (x, y) = mlp(), data(6)
-    neurons = map_neurons(model, x)
     before = state_of(model)
     active = {"fc1": torch.tensor([1, 4])}
-    recipe = Recipe(epochs=3, batch_size=2, optimizer="adamw", weight_decay=0.1)
-    train(model, neurons, active, x, y, recipe, rng())
+    prepared = local(
+        *(model, x, y, active),
+        epochs=3,
+        batch_size=2,
+        optimizer="adamw",
+        weight_decay=0.1,
+    )
+    train(prepared)
     after = state_of(model)
     moved = {name: after[name] != before[name] for name in before}
     rows = torch.tensor([False, True, False, False, True, False, False, False])
@@ -166,21 +169,45 @@ def test_only_active_entries_are_trained() -> None:
 def test_training_is_done_in_train_mode() -> None:
     model = chain(fc=nn.Linear(6, 3), bn=nn.BatchNorm1d(3)).eval()
     x, y = noise(6, 6), torch.arange(6) % 3
-    neurons = map_neurons(model, x)
-    train(model, neurons, {}, x, y, Recipe(epochs=1, batch_size=3), rng())
+    train(local(model, x, y, {}, epochs=1, batch_size=3))
     assert int(model.get_buffer("bn.num_batches_tracked")) == 2
 
 
 def test_one_stream_trains_to_one_model() -> None:
     x, y = data(20)
-    first, recipe = mlp(), Recipe(epochs=2, batch_size=4)
-    neurons = map_neurons(first, x)
+    first = mlp()
     models = [copy.deepcopy(first) for _ in range(3)]
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        train(model, neurons, {"fc1": torch.arange(4)}, x, y, recipe, rng(seed))
+        active = {"fc1": torch.arange(4)}
+        train(local(model, x, y, active, seed=seed, epochs=2, batch_size=4))
     weights = [model.get_parameter("fc1.weight") for model in models]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_another_number_of_epochs_is_all_that_changes() -> None:
+    model, (x, y) = mlp(), data(6)
+    before = local(model, x, y, epochs=2, batch_size=4, lr=0.3)
+    after = before.with_epochs(5)
+    assert after.settings == TrainSettings(epochs=5, batch_size=4, lr=0.3)
+    assert replace(after, settings=before.settings) == before
+
+
+def test_dropout_is_drawn_inside_the_stream_of_the_training() -> None:
+    """And PyTorch's own generator is left as it was."""
+    x, y = data(8)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        layers = {"fc1": nn.Linear(6, 8), "drop": nn.Dropout(0.5)}
+        model = chain(**layers, fc2=nn.Linear(8, 3)).double()
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        dropout = partial(torch_stream, 0, "dropout")
+        train(replace(local(model, x, y, epochs=1, batch_size=4), dropout=dropout))
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append(state_of(model))
+    assert all(torch.equal(values, found[1][n]) for n, values in found[0].items())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -188,49 +215,64 @@ def test_a_loss_that_is_not_a_number_is_an_error_that_names_the_step_size(
     bad: float,
 ) -> None:
     model, (x, y) = mlp(), data(6)
-    neurons = map_neurons(model, x)
+    prepared = local(model, x, y, lr=0.25)
     x[2, 3] = bad
     with pytest.raises(TrainingError, match=r"lower train.lr \(it is 0.25\)"):
-        train(model, neurons, neurons.everything(), x, y, Recipe(lr=0.25), rng())
+        train(prepared)
 
 
 def test_a_diverging_client_is_an_error() -> None:
     model, (x, y) = mlp(), data(6)
-    neurons = map_neurons(model, x)
     with pytest.raises(TrainingError):
-        train(model, neurons, {"fc1": torch.arange(4)}, x, y, Recipe(lr=1e200), rng())
+        train(local(model, x, y, {"fc1": torch.arange(4)}, lr=1e200))
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
+# Optimizers ---------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_an_optimizer_is_made_by_its_name(name: str) -> None:
-    recipe = Recipe(optimizer=name, lr=0.3, momentum=0.8, weight_decay=0.2)
-    optimizer = make_optimizer([torch.zeros(2, requires_grad=True)], recipe)
-    settings = optimizer.defaults
+def test_an_optimizer_is_made_by_its_name(name: Any) -> None:
+    settings = TrainSettings(optimizer=name, lr=0.3, momentum=0.8, weight_decay=0.2)
+    optimizer = make_optimizer([torch.zeros(2, requires_grad=True)], settings)
+    found = optimizer.defaults
     assert type(optimizer) is OPTIMIZERS[name]
-    assert (settings["lr"], settings["weight_decay"]) == (0.3, 0.2)
-    assert settings.get("momentum", 0.8) == 0.8
+    assert (found["lr"], found["weight_decay"]) == (0.3, 0.2)
+    assert found.get("momentum", 0.8) == 0.8
+
+
+def test_every_optimizer_that_can_be_set_is_made() -> None:
+    field = TrainSettings.model_fields["optimizer"]
+    assert set(get_args(field.annotation)) == set(OPTIMIZERS)
 
 
 def test_an_unknown_optimizer_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"'sdg': expected one of adam, adamw, sgd"):
-        make_optimizer([torch.zeros(2)], Recipe(optimizer="sdg"))
+    with pytest.raises(SettingsError, match=r"train.optimizer = 'sdg'") as caught:
+        resolve({"train.optimizer": "sdg"})
+    assert all(f"'{name}'" in str(caught.value) for name in OPTIMIZERS)
 
 
 # A loss of one's own, and a look at gradients -----------------------------------------
 
 
+def smoothed(scores: Tensor, labels: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    return F.cross_entropy(scores, labels, reduction=reduction, label_smoothing=0.3)
+
+
+def broken(scores: Tensor, labels: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    return scores.sum() * float("nan")
+
+
 def test_a_loss_of_one_s_own_is_what_is_minimised_and_returned() -> None:
     model, (x, y) = mlp(), data(9)
     plain = copy.deepcopy(model)
-
-    def smoothed(scores: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(scores, labels, label_smoothing=0.3)
-
-    recipe = Recipe(epochs=2, batch_size=4, lr=0.1)
-    neurons = map_neurons(model, x)
-    active = neurons.everything()
-    loss = train(model, neurons, active, x, y, recipe, rng(3), loss_of=smoothed)
+    loss = train(local(model, x, y, epochs=2, batch_size=4, lr=0.1), smoothed)
 
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     order, total = rng(3), 0.0
@@ -242,55 +284,40 @@ def test_a_loss_of_one_s_own_is_what_is_minimised_and_returned() -> None:
             optimizer.step()
             total += by_hand.item() * len(batch)
     assert loss == pytest.approx(total / 18, rel=1e-12)
-    trained = state_of(model)
-    assert all(
-        torch.allclose(trained[name], values, rtol=0, atol=1e-12)
-        for name, values in state_of(plain).items()
-    )
+    assert_close(state_of(model), state_of(plain))
 
 
-def test_without_a_loss_of_one_s_own_it_is_the_cross_entropy() -> None:
+@pytest.mark.parametrize("own", [F.cross_entropy, classification.loss])
+def test_without_a_loss_of_one_s_own_it_is_the_task_s(own: Loss) -> None:
+    """Which is the cross-entropy in classification."""
     found = []
-    for given_loss in ({}, {"loss_of": F.cross_entropy}):
+    for loss_of in (None, own):
         torch.manual_seed(0)
         model, (x, y) = mlp(), data(9)
-        neurons = map_neurons(model, x)
-        given_values: dict[str, Any] = dict(given_loss)
-        loss = train(
-            *(model, neurons, {"fc1": torch.arange(4)}, x, y),
-            Recipe(epochs=2, batch_size=4),
-            rng(3),
-            **given_values,
-        )
-        found.append((loss, state_of(model)))
+        prepared = local(model, x, y, {"fc1": torch.arange(4)}, epochs=2, batch_size=4)
+        found.append((train(prepared, loss_of), state_of(model)))
     assert found[0][0] == found[1][0]
     assert all(torch.equal(v, found[1][1][n]) for n, v in found[0][1].items())
 
 
 def test_a_loss_of_one_s_own_that_is_not_finite_is_an_error() -> None:
     model, (x, y) = mlp(), data(6)
-    neurons = map_neurons(model, x)
     with pytest.raises(TrainingError, match="the training loss is nan"):
-        train(
-            *(model, neurons, neurons.everything(), x, y, Recipe(), rng()),
-            loss_of=lambda scores, labels: scores.sum() * float("nan"),
-        )
+        train(local(model, x, y), broken)
 
 
 def test_after_each_backward_pass_the_batch_s_gradients_are_there() -> None:
     """Before the step, with all neurons active under the parameters' own names."""
     model, (x, y) = mlp(), data(9)
     plain = copy.deepcopy(model)
-    neurons = map_neurons(model, x)
     seen: list[dict[str, Tensor]] = []
 
     def look() -> None:
         found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         seen.append({name: grad.clone() for name, grad in found.items()})
 
-    recipe = Recipe(epochs=2, batch_size=4, lr=0.1)
-    active = neurons.everything()
-    train(model, neurons, active, x, y, recipe, rng(3), after_backward=look)
+    prepared = local(model, x, y, epochs=2, batch_size=4, lr=0.1)
+    train(prepared, after_backward=look)
 
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     order, expected = rng(3), []
@@ -315,16 +342,13 @@ def test_a_look_at_gradients_changes_nothing() -> None:
     for looks in (False, True):
         torch.manual_seed(0)
         model, (x, y) = mlp(), data(9)
-        neurons = map_neurons(model, x)
         count: list[int] = []
         given_values: dict[str, Any] = {}
         if looks:
             given_values["after_backward"] = lambda seen=count: seen.append(1)
-        recipe = Recipe(epochs=3, batch_size=4, optimizer="adam")
-        train(
-            *(model, neurons, {"fc1": torch.tensor([1, 5])}, x, y, recipe, rng(3)),
-            **given_values,
-        )
+        active = {"fc1": torch.tensor([1, 5])}
+        prepared = local(model, x, y, active, epochs=3, batch_size=4, optimizer="adam")
+        train(prepared, **given_values)
         assert len(count) == (6 if looks else 0)  # three epochs of 4 and 5 examples
         found.append(state_of(model))
     assert all(torch.equal(values, found[1][n]) for n, values in found[0].items())

@@ -348,8 +348,8 @@ def make(options: argparse.Namespace) -> None:
 
     kind = NETS[options.net]
     x, y = _examples(kind, options)
-    plan = plan_of(options.net, x, y, vars(options))
-    shares = [_even(split.train, kind.batch_size) for split in plan.splits]
+    plan, examples = plan_of(options.net, x, y, vars(options))
+    shares = [_even(split.train, kind.batch_size) for split in examples.splits]
     start = Federation(0, plan.initial)
     cohorts = [
         choose_clients(start, plan, t) for t in range(1, 1 + options.most_rounds)
@@ -374,14 +374,20 @@ def make(options: argparse.Namespace) -> None:
     )
 
 
-def plan_of(net: str, x: np.ndarray, y: np.ndarray, given: Mapping[str, Any]) -> Any:
-    """The plan of a run of fedspu on these examples."""
+def plan_of(
+    net: str, x: np.ndarray, y: np.ndarray, given: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The plan of a run of fedspu on these examples, and who has which of them."""
     from functools import partial
 
     from fedspu import models
+    from fedspu.data import FROM_MEMORY
     from fedspu.data.dataset import Dataset, Scaling
-    from fedspu.federation.plan import make_plan
-    from fedspu.settings import make_settings
+    from fedspu.data.examples import divide
+    from fedspu.federation.plan import Sample, make_plan
+    from fedspu.methods import make_method
+    from fedspu.resolve import resolve
+    from fedspu.tasks import classification
 
     kind = NETS[net]
     half = (0.5,) * kind.shape[0]
@@ -389,16 +395,16 @@ def plan_of(net: str, x: np.ndarray, y: np.ndarray, given: Mapping[str, Any]) ->
         name=net,
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
-        num_classes=kind.classes,
+        num_outputs=kind.classes,
         scaling=Scaling(mean=half, deviation=half),
     )
-    settings = make_settings(
+    settings = resolve(
         {
             "model": net,
             "seed": given["seed"],
             "rounds": given["rounds"],
             "method": given.get("method", "fedavg"),
-            "data.name": net,
+            "data.name": FROM_MEMORY,
             "data.alpha": 0.1,
             "clients.number": given["clients"],
             "clients.per_round": given["per_round"],
@@ -408,7 +414,11 @@ def plan_of(net: str, x: np.ndarray, y: np.ndarray, given: Mapping[str, Any]) ->
             "train.lr": kind.lr,
         }
     )
-    return make_plan(settings, dataset, partial(models.build, net, kind.classes))
+    sample = Sample(net, *dataset.take(slice(2)), kind.classes)
+    build = partial(models.build, net, kind.classes)
+    method = make_method(settings.method)
+    plan = make_plan(settings, method, classification, build, sample)
+    return plan, divide(settings, dataset, classification)
 
 
 def _examples(kind: Net, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:

@@ -30,11 +30,11 @@ from common import (
 
 from fedspu.data.splits import Split, Splits
 from fedspu.engines.local import LocalEngine
+from fedspu.engines.machine import num_cores, one_thread
 from fedspu.engines.workers import WorkersEngine
-from fedspu.federation.memory import Memories, Shelf
-from fedspu.federation.rounds import Accuracies, play, play_round
+from fedspu.federation.memory import Shelf
+from fedspu.federation.rounds import Scores, play, play_round
 from fedspu.federation.server import Federation, choose_clients
-from fedspu.runs import num_cores, one_thread
 
 
 def main() -> None:
@@ -45,9 +45,9 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=num_cores())
     given = options.parse_args()
     work = load_by(given)
-    plan = plan_for(work, given)
+    plan, examples = plan_for(work, given)
     room = TemporaryDirectory()
-    engine = make_engine(plan, given, Path(room.name))
+    engine = make_engine(plan, examples, given, Path(room.name))
     warm_up(work)
     counter = StepCounter()
 
@@ -58,7 +58,7 @@ def main() -> None:
         startup = seconds_of_process()
         began = perf_counter()
         if given.judge:
-            for told in play(plan, engine, federation, Accuracies()):
+            for told in play(plan, engine, federation, Scores()):
                 now = perf_counter()
                 federation = told.federation
                 seconds.append(now - began)
@@ -71,20 +71,21 @@ def main() -> None:
                 began = now
     engine.close()
     room.cleanup()
-    steps = counter.steps if engine.num_workers == 1 else None  # workers count apart
+    workers = engine.facts.num_workers
+    steps = counter.steps if workers == 1 else None  # workers count apart
     report(
         *("ours", given, work, startup, seconds, steps),
         final=federation.global_state,
         packages=("fedspu",),
         method=given.method,
         threads=threads,
-        workers=engine.num_workers,
+        workers=workers,
     )
 
 
-def plan_for(work: Work, given: argparse.Namespace) -> Any:
+def plan_for(work: Work, given: argparse.Namespace) -> tuple[Any, Any]:
     """The plan whose clients, rounds and first weights are those of the work."""
-    plan = plan_of(
+    plan, examples = plan_of(
         given.net,
         work.pixels,
         work.labels,
@@ -103,9 +104,10 @@ def plan_for(work: Work, given: argparse.Namespace) -> Any:
         raise SystemExit(f"{given.work}: other cohorts than ours; make it anew")
     splits = [
         replace(split, train=share)
-        for split, share in zip(plan.splits, work.shares, strict=True)
+        for split, share in zip(examples.splits, work.shares, strict=True)
     ]
-    return replace(plan, splits=Given(splits), initial=work.initial)
+    examples = replace(examples, splits=Given(splits))
+    return replace(plan, initial=work.initial), examples
 
 
 class Given(Splits):
@@ -120,13 +122,13 @@ class Given(Splits):
 
 
 def make_engine(
-    plan: Any, given: argparse.Namespace, room: Path
+    plan: Any, examples: Any, given: argparse.Namespace, room: Path
 ) -> LocalEngine | WorkersEngine:
     """What carries requests to clients."""
-    memories = Memories(Shelf(room, cache=200e6))
+    shelf = Shelf(room, cache=200e6)
     if given.workers == 1:
-        return LocalEngine(plan, memories)
-    return WorkersEngine(plan, memories, given.workers)
+        return LocalEngine(plan, examples, shelf)
+    return WorkersEngine(plan, examples, shelf, given.workers)
 
 
 if __name__ == "__main__":

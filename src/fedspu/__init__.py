@@ -1,30 +1,55 @@
 """Personalized federated learning for devices of unequal strength."""
 
-from fedspu.errors import FedSPUError
-from fedspu.neurons.average import Update, average
-from fedspu.neurons.blocks import extract, load_state, merge, state_of
-from fedspu.neurons.choose import choose_ordered, choose_random, choose_top
-from fedspu.neurons.mapping import NeuronWarning, map_neurons
-from fedspu.neurons.slim import slim_model
-from fedspu.neurons.table import (
-    Active,
-    Axis,
-    Blocks,
-    NeuronGroup,
-    Neurons,
-    Payload,
-    State,
-)
-from fedspu.partial.context import partial_training
-from fedspu.runs import Run, load_personal, resume, simulate
-from fedspu.settings import Settings
-from fedspu.streams import stream
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedspu.errors import FedSPUError
+    from fedspu.neurons.average import Update, average
+    from fedspu.neurons.blocks import extract, load_state, merge, state_of
+    from fedspu.neurons.choose import choose_ordered, choose_random, choose_top
+    from fedspu.neurons.layers import LayerKind, LinearLike, register
+    from fedspu.neurons.mapping import NeuronWarning, map_neurons
+    from fedspu.neurons.slim import slim_model
+    from fedspu.neurons.table import (
+        Active,
+        Axis,
+        Blocks,
+        NeuronGroup,
+        Neurons,
+        Payload,
+        State,
+    )
+    from fedspu.partial.context import partial_training
+    from fedspu.runs import Run, load_personal, resume, simulate
+    from fedspu.settings import Settings
+    from fedspu.streams import stream
+
+_HOMES = {
+    "errors": ("FedSPUError",),
+    "neurons.average": ("Update", "average"),
+    "neurons.blocks": ("extract", "load_state", "merge", "state_of"),
+    "neurons.choose": ("choose_ordered", "choose_random", "choose_top"),
+    "neurons.layers": ("LayerKind", "LinearLike", "register"),
+    "neurons.mapping": ("NeuronWarning", "map_neurons"),
+    "neurons.slim": ("slim_model",),
+    "neurons.table": (
+        *("Active", "Axis", "Blocks", "NeuronGroup", "Neurons", "Payload", "State"),
+    ),
+    "partial.context": ("partial_training",),
+    "runs": ("Run", "load_personal", "resume", "simulate"),
+    "settings": ("Settings",),
+    "streams": ("stream",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Active",
     "Axis",
     "Blocks",
     "FedSPUError",
+    "LayerKind",
+    "LinearLike",
     "NeuronGroup",
     "NeuronWarning",
     "Neurons",
@@ -43,9 +68,24 @@ __all__ = [
     "map_neurons",
     "merge",
     "partial_training",
+    "register",
     "resume",
     "simulate",
     "slim_model",
     "state_of",
     "stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used: the command starts faster so."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """All public names."""
+    return sorted({*globals(), *__all__})

@@ -1,23 +1,32 @@
-"""One experiment: frozen settings, read from TOML, flags and the data set's own.
+"""One experiment as frozen settings: tables of them, the TOML file, ``key=value``.
 
-Defaults are the paper's. Model, learning rate, batch size and the like depend on the
-data set, which suggests them; what the user gives always wins.
+Defaults are the paper's. What a user gives becomes whole settings in ``resolve.py``,
+which also asks the data set and the method.
 """
 
 import ast
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
+from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedspu.errors import SettingsError
 
 Fraction01 = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+def setting(default: Any, about: str, flag: str | None = None) -> Any:
+    """A setting's default, its meaning, and the flag that stands for it, if any."""
+    return Field(default, description=about, json_schema_extra={"flag": flag})
 
 
 class Table(BaseModel):
@@ -27,37 +36,72 @@ class Table(BaseModel):
 
 
 class MethodSettings(Table):
-    """Which algorithm is run."""
+    """Which algorithm runs; whatever else the table holds are options of its own."""
 
-    name: str = "fedspu"
-    # What the FedSPU paper compares with, or what the method's own paper says; None:
-    # the first of the two that there is.
-    reading: Literal["paper", "original"] | None = None
-    finetune: Annotated[int, Field(ge=0)] = 0  # epochs, before fedavg is judged
-    distillation: bool = False  # in fjord's original reading
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = setting(
+        "fedspu", "fedspu, hermes, local …: see `fedspu methods`.", "--method"
+    )
+    reading: Literal["paper", "original"] | None = setting(
+        None,
+        "What the FedSPU paper compares with, or what the method's own paper says; "
+        "default: the first of the two that there is.",
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's own settings that were given, by name."""
+        return dict(self.model_extra or {})
+
+
+PARTITIONS = (
+    "dirichlet",
+    "dirichlet-client",
+    "iid",
+    "natural",
+    "quantity",
+    "shards",
+)
+"""Ways to divide examples among clients: see data/division.py."""
 
 
 class DataSettings(Table):
     """Which data, and how it is divided among the clients."""
 
-    name: str = "digits"
-    dir: Path | None = None
-    partition: str = "dirichlet"
-    # Lower: clients differ more. Read by dirichlet, dirichlet-client and quantity.
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    shards: Count = 2  # a client's pieces of the data sorted by class, in `shards`
-    split: Literal["three-way", "paper"] = "three-way"
-    min_examples: Count = 10
+    name: str = setting(
+        "digits",
+        "A data set (see `fedspu data list`), or your own: arrays:FILE.npz.",
+        "--data",
+    )
+    dir: Path | None = setting(None, "The folder with the data files.", "--data-dir")
+    partition: str = setting(
+        "dirichlet", f"How examples are divided: {', '.join(PARTITIONS)}."
+    )
+    alpha: Positive = setting(
+        0.1,
+        "Lower: clients differ more. Read by dirichlet, dirichlet-client, quantity.",
+        "--alpha",
+    )
+    shards: Count = setting(2, "How many shards a client has, in shards.")
+    split: Literal["three-way", "paper"] = setting(
+        "three-way",
+        "Train, validate and test on 70, 15 and 15 %; or, as in the paper, validate "
+        "and test on the same 30 %.",
+    )
+    min_examples: Count = setting(10, "Every client has at least this many.")
 
 
 class ClientsSettings(Table):
     """Who takes part, and how strong each is."""
 
-    number: Count = 100
-    per_round: Count = 10
-    # Equal clusters in client order; as many numbers as clients means one for each.
-    capacities: Annotated[tuple[Fraction01, ...], Field(min_length=1)] = (
-        *(0.2, 0.4, 0.6, 0.8, 1.0),
+    number: Count = setting(100, "How many clients there are.", "--clients")
+    per_round: Count = setting(10, "How many take part in a round.", "--per-round")
+    capacities: Annotated[tuple[Fraction01, ...], Field(min_length=1)] = setting(
+        (0.2, 0.4, 0.6, 0.8, 1.0),
+        "The share p of neurons that clients can train: equal clusters in client "
+        "order; with as many numbers as clients, one for each.",
+        "--capacities",
     )
 
     @model_validator(mode="after")
@@ -78,57 +122,166 @@ class ClientsSettings(Table):
 class TrainSettings(Table):
     """How a client trains in one round; lr and batch_size depend on the data set."""
 
-    epochs: Count = 5
-    batch_size: Count = 128
-    lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    gradient: Literal["exact", "truncated"] = "exact"
-    saves: Literal["fast", "lean"] = "fast"
+    epochs: Count = setting(5, "Passes over a client's own examples.", "--epochs")
+    batch_size: Count = setting(128, "Examples in a step.", "--batch-size")
+    lr: NotNegative = setting(0.1, "Learning rate.", "--lr")
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(
+        "sgd", "The clients' optimizer."
+    )
+    momentum: Momentum = setting(0.0, "Of sgd.")
+    weight_decay: NotNegative = setting(0.0, "Of every optimizer.")
+    schedule: Literal["constant", "cosine", "step"] = setting(
+        "constant", "How the learning rate changes from round to round."
+    )
+    schedule_rounds: Count | None = setting(
+        None,
+        "cosine: rounds until the learning rate is 0, all of them by default; step: "
+        "rounds between two steps.",
+    )
+    schedule_factor: Fraction01 = setting(
+        0.1, "step: what the learning rate is multiplied by at each step."
+    )
+    clip: NotNegative = setting(
+        0.0, "The largest norm of a batch's gradient; longer ones are cut; 0: any."
+    )
+    class_weights: Literal["none", "balanced"] = setting(
+        "none",
+        "balanced: in a client's training loss, rare classes among its own examples "
+        "weigh more.",
+    )
+    augment: tuple[Literal["flip", "crop"], ...] = setting(
+        (), "Random changes of training images: flip, crop."
+    )
+    gradient: Literal["exact", "truncated"] = setting(
+        "exact",
+        "The true gradient of active neurons, or one that stops at frozen ones.",
+    )
+    saves: Literal["fast", "lean"] = setting(
+        "fast", "Save time, or save memory, in a training step."
+    )
+
+    @field_validator("augment", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """Also as words separated by commas: flip,crop."""
+        return value.split(",") if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _schedule_has_its_length(self) -> "TrainSettings":
+        if self.schedule == "step" and self.schedule_rounds is None:
+            raise ValueError(
+                "train.schedule = 'step' has no length: set train.schedule_rounds, the "
+                "rounds between two steps"
+            )
+        if self.schedule == "constant" and self.schedule_rounds is not None:
+            raise ValueError(
+                f"train.schedule_rounds = {self.schedule_rounds}: has no effect with "
+                "train.schedule = 'constant'; set train.schedule to cosine or step"
+            )
+        return self
+
+    def in_round(self, t: int, rounds: int) -> "TrainSettings":
+        """The same with the learning rate that the schedule has for round t."""
+        if self.schedule == "constant":
+            return self
+        length = self.schedule_rounds or rounds
+        if self.schedule == "cosine":
+            factor = (1 + cos(pi * min(1.0, (t - 1) / length))) / 2
+        else:
+            factor = self.schedule_factor ** ((t - 1) // length)
+        return self.model_copy(update={"lr": self.lr * factor})
+
+
+class ServerSettings(Table):
+    """What the server does with the clients' average."""
+
+    optimizer: Literal["none", "momentum", "adam"] = setting(
+        "none",
+        "With none the average is the next model; momentum (FedAvgM) and adam "
+        "(FedAdam) take the step towards it as a gradient.",
+    )
+    lr: Positive = setting(1.0, "Learning rate of the server's optimizer.")
+    momentum: Momentum = setting(0.9, "Of momentum and adam (beta 1).")
+    beta2: Momentum = setting(0.99, "Of adam.")
+    epsilon: Positive = setting(1e-3, "Of adam: added to its denominator.")
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "ServerSettings":
+        if self.optimizer == "none":
+            for name in ("lr", "momentum", "beta2", "epsilon"):
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"server.{name} = {value}: has no effect with "
+                        "server.optimizer = 'none'; set it to momentum or adam"
+                    )
+        return self
 
 
 class EarlyStoppingSettings(Table):
     """Algorithm 2; off is Algorithm 1."""
 
-    on: bool = False
-    blend: Annotated[float, Field(gt=0, lt=1)] = 0.7  # the paper's λ
-    patience: Count = 1
+    on: bool = setting(
+        False,
+        "A client leaves once it no longer gains (Algorithm 2).",
+        "--early-stopping",
+    )
+    blend: Annotated[float, Field(gt=0, lt=1)] = setting(
+        0.7, "The share of the training loss in what must fall: the paper's λ."
+    )
+    patience: Count = setting(1, "How many times in a row it may rise before that.")
 
 
 class NormSettings(Table):
     """What becomes of normalisation layers."""
 
-    # aggregate: they travel like all else; local: they stay with the client (FedBN).
-    policy: Literal["aggregate", "local"] = "aggregate"
+    policy: Literal["aggregate", "local"] = setting(
+        "aggregate", "They travel like all else, or stay with the client (FedBN)."
+    )
 
 
 class StoreSettings(Table):
     """Where clients' own models are between rounds: on disk, and the latest in RAM."""
 
-    cache: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 200.0  # MB a process
+    cache: NotNegative = setting(200.0, "Megabytes of RAM for them in each process.")
 
 
 class JudgeSettings(Table):
     """How often, and on how many clients, what costs every client is judged."""
 
-    every: Count = 10
-    clients: Count | None = None  # a seeded sample of so many; None: all
+    every: Count = setting(10, "Rounds from one judging of all clients to the next.")
+    clients: Count | None = setting(
+        None, "Judge a random sample of this many; default: all."
+    )
 
 
 class Settings(Table):
     """One federated run."""
 
-    model: str
-    rounds: Count = 500
-    seed: Annotated[int, Field(ge=0)] = 0
-    device: str = "cpu"
-    workers: Count | None = None  # processes that play clients; None: as many as cores
-    out: Path | None = None
+    model: str = setting(..., "A built-in name, or package.module:build.", "--model")
+    task: str = setting(
+        "classification",
+        "classification, regression, language-model, segmentation, or your own: "
+        "package.module:task.",
+        "--task",
+    )
+    rounds: Count = setting(500, "At most this many.", "--rounds")
+    seed: Annotated[int, Field(ge=0)] = setting(0, "One seed, the same bits.", "--seed")
+    device: str = setting("cpu", "auto, cpu, cuda or mps.", "--device")
+    workers: Count | None = setting(
+        None,
+        "Processes that play clients; default: as many as there are cores. Their "
+        "number changes no bit of the result.",
+        "--workers",
+    )
+    out: Path | None = setting(
+        None, "The run folder; default: a new one in runs/.", "--out"
+    )
     method: MethodSettings = MethodSettings()
     data: DataSettings = DataSettings()
     clients: ClientsSettings = ClientsSettings()
     train: TrainSettings = TrainSettings()
+    server: ServerSettings = ServerSettings()
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
     norm: NormSettings = NormSettings()
     judge: JudgeSettings = JudgeSettings()
@@ -139,23 +292,14 @@ class Settings(Table):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+SAME_BITS = frozenset({"out", "workers", "store.cache"})
+"""Settings that change nothing about a run's results."""
+
 SHORT_FORMS = {"method": "method.name", "early_stopping": "early_stopping.on"}
 """Tables that may be given by their main value alone."""
 
 
-def make_settings(
-    given: Mapping[str, Any], suggested: Mapping[str, Any] | None = None
-) -> Settings:
-    """Settings from values by (dotted or nested) name.
-
-    ``suggested`` is what the data set suggests; what is given goes before it.
-    """
-    flat = {**(suggested or {}), **dict(flatten(given))}
-    _check_names(flat)
-    try:
-        return Settings.model_validate(_nested(flat))
-    except ValidationError as error:
-        raise SettingsError(_first_problem(error, flat)) from None
+# Files and overrides ------------------------------------------------------------------
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -177,10 +321,12 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise SettingsError(
             f"--set {text}: expected key=value, for example --set train.lr=0.05"
         )
-    return key.strip(), _parse_value(value.strip())
+    key = key.strip()
+    return SHORT_FORMS.get(key, key), parse_value(value.strip())
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """A value as in TOML or Python; plain text if it is neither."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -189,6 +335,9 @@ def _parse_value(text: str) -> Any:
         return ast.literal_eval(text)  # [.2, .4], which TOML does not allow
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
+
+
+# Names --------------------------------------------------------------------------------
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -201,35 +350,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield SHORT_FORMS.get(name, name), value
 
 
-def known_names(table: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
-    """The dotted name of every setting."""
-    for name, entry in table.model_fields.items():
-        kind = entry.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from known_names(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """`` (did you mean …?)`` for a name close to a known one, else nothing."""
-    found = difflib.get_close_matches(name, known, n=1)
-    if not found:  # lr for train.lr
-        found = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
-    return f" (did you mean {found[0]}?)" if found else ""
-
-
-def _check_names(flat: Mapping[str, Any]) -> None:
-    known = list(known_names())
-    for name in flat:
-        if name not in known:
-            raise SettingsError(
-                f"{name}: no such setting{nearest(name, known)}; "
-                "`fedspu run --help` lists them"
-            )
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested tables."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *path, last = name.split(".")
@@ -240,12 +362,27 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _first_problem(error: ValidationError, flat: Mapping[str, Any]) -> str:
-    problem = error.errors()[0]
-    name = ".".join(str(part) for part in problem["loc"] if not isinstance(part, int))
-    if problem["type"] == "value_error":  # one of our own checks: a whole sentence
-        return str(problem["ctx"]["error"])
-    if problem["type"] == "missing":
-        return f"{name}: not given, and the data set suggests none; set --{name}"
-    wanted = problem["msg"].removeprefix("Input should be ")
-    return f"{name} = {flat.get(name, problem['input'])!r}: expected {wanted}"
+def known_names(table: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every setting."""
+    for name, _ in known_fields(table, prefix):
+        yield name
+
+
+def known_fields(
+    table: type[BaseModel] = Settings, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """The dotted name of every setting, and pydantic's description of it."""
+    for name, entry in table.model_fields.items():
+        kind = entry.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from known_fields(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", entry
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`` (did you mean …?)`` for a name close to a known one, else nothing."""
+    found = difflib.get_close_matches(name, known, n=1)
+    if not found:  # lr for train.lr
+        found = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
+    return f" (did you mean {found[0]}?)" if found else ""

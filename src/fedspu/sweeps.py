@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from fedspu.errors import SettingsError, StorageError
-from fedspu.federation.folder import read_index
+from fedspu.federation.plan import check_choices
+from fedspu.federation.saved_run import read_index
+from fedspu.methods import make_method
 from fedspu.reports.tables import compare_rows, markdown
-from fedspu.runs import Watch, lay_out, resume, simulate
-from fedspu.settings import Settings, flatten, parse_override, read_toml
+from fedspu.resolve import resolve
+from fedspu.runs import Watch, resume, simulate
+from fedspu.settings import (
+    SAME_BITS,
+    Settings,
+    flatten,
+    parse_override,
+    read_toml,
+)
+from fedspu.tasks import find_task
 
 
 @dataclass(frozen=True)
@@ -66,10 +76,12 @@ def compare(
     watches it. Finished runs are read, interrupted ones go on where they were.
     """
     cells = [Cell(*three) for three in product(methods, alphas, seeds)]
-    plans = {cell: _settings(given, cell, out) for cell in cells}
-    for cell, settings in plans.items():  # all of them, before the first is played
-        _check_same(out / cell.name, lay_out(settings).settings)
-    summaries = [_play(settings, cell, out, begin) for cell, settings in plans.items()]
+    cells = list(dict.fromkeys(cells))
+    settings = {cell: resolve(_given(given, cell, out)) for cell in cells}
+    for cell, chosen in settings.items():  # all of them, before the first is played
+        check_choices(chosen, make_method(chosen.method), find_task(chosen.task))
+        _check_same(out / cell.name, chosen)
+    summaries = [_play(settings[cell], cell, out, begin) for cell in cells]
     text = json.dumps(summaries, indent=2) + "\n"
     try:
         (out / "comparison.md").write_text(
@@ -81,16 +93,12 @@ def compare(
     return summaries
 
 
-def _settings(given: Mapping[str, Any], cell: Cell, out: Path) -> dict[str, Any]:
+def _given(given: Mapping[str, Any], cell: Cell, out: Path) -> dict[str, Any]:
     return {
         **dict(flatten(given)),
         **cell.settings(),
         "out": str(out / cell.name),
     }
-
-
-SAME_BITS = {"out", "workers", "store.cache"}
-"""Settings that change nothing about a run's results."""
 
 
 def _check_same(path: Path, settings: Settings) -> None:
@@ -108,7 +116,7 @@ def _check_same(path: Path, settings: Settings) -> None:
 
 
 def _play(
-    settings: Mapping[str, Any],
+    settings: Settings,
     cell: Cell,
     out: Path,
     begin: Callable[[Cell, bool], Watch | None],

@@ -1,7 +1,8 @@
-"""Local epochs: train a model's active neurons on one client's examples."""
+"""Local epochs on one client's examples, evaluation, and the early-stopping rule."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -11,88 +12,140 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspu.errors import SettingsError, TrainingError
+from fedspu.errors import TrainingError
 from fedspu.neurons.table import Active, Neurons, State
 from fedspu.partial.context import partial_training
-from fedspu.partial.weight import Mode, Saves
+from fedspu.settings import TrainSettings
+from fedspu.tasks import Loss, Task
+
+Augmentation = Callable[[Tensor], Tensor]
+"""Changes a batch of training inputs at random."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a client trains."""
+class LocalTraining:
+    """A model, and all that local epochs on it need.
 
-    epochs: int = 5
-    batch_size: int = 16
-    lr: float = 0.1
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    gradient: Mode = "exact"
-    saves: Saves = "fast"
+    ``settings`` has the learning rate of the round. Batches are drawn from ``rng``;
+    inside ``dropout()``, PyTorch's own generators draw from a stream of this training.
+    """
+
+    model: nn.Module
+    neurons: Neurons  # the model's own table, slim if the model is slim
+    active: Active
+    x: Tensor
+    y: Tensor
+    task: Task
+    settings: TrainSettings
+    rng: np.random.Generator
+    augmentation: Augmentation | None = None
+    dropout: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that trains: the task's, with weights for classes if asked."""
+        if self.settings.class_weights == "none" or self.task.weigh_classes is None:
+            return self.task.loss
+        return self.task.weigh_classes(self.y)
+
+    def with_epochs(self, epochs: int) -> "LocalTraining":
+        """The same for another number of epochs."""
+        settings = self.settings.model_copy(update={"epochs": epochs})
+        return replace(self, settings=settings)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs and targets of one epoch, in random order, batch by batch."""
+        for positions in batches(len(self.x), self.settings.batch_size, self.rng):
+            x = self.x[positions]
+            if self.augmentation is not None:
+                x = self.augmentation(x)
+            yield x, self.y[positions]
+
+
+# Local epochs -------------------------------------------------------------------------
 
 
 def train(
-    model: nn.Module,
-    neurons: Neurons,
-    active: Active,
-    x: Tensor,
-    y: Tensor,
-    recipe: Recipe,
-    rng: np.random.Generator,
-    loss_of: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    local: LocalTraining,
+    loss: Loss | None = None,
     after_backward: Callable[[], None] = lambda: None,
 ) -> float:
-    """Train the active neurons in place; the mean loss over all examples and epochs.
+    """Train the active neurons in place; the mean loss over all targets and epochs.
 
     The loss is the one seen while training (Eq. 5's training error): an example counts
-    with the weights it met. ``loss_of`` takes scores and labels; ``after_backward`` is
-    called when the gradients of a batch are there.
+    with the weights it met. ``loss`` takes the place of the task's own;
+    ``after_backward`` is called when the gradients of a batch are there.
     """
-    model.train()
-    total, count = 0.0, 0
-    with partial_training(
-        model, neurons, active, recipe.gradient, saves=recipe.saves
-    ) as trainable:
-        optimizer = make_optimizer(trainable, recipe)
-        for _ in range(recipe.epochs):
-            for batch in batches(len(x), recipe.batch_size, rng):
+    loss = loss or local.loss
+    mean = RunningMean()
+    local.model.train()
+    training = partial_training(
+        local.model,
+        local.neurons,
+        local.active,
+        local.settings.gradient,
+        saves=local.settings.saves,
+    )
+    with local.dropout(), training as trainable:
+        optimizer = make_optimizer(trainable, local.settings)
+        for _ in range(local.settings.epochs):
+            for x, y in local.batches():
                 optimizer.zero_grad()
-                loss = loss_of(model(x[batch]), y[batch])
-                loss.backward()
+                value = loss(local.model(x), y)
+                value.backward()
                 after_backward()
-                take_step(optimizer, recipe)
-                total += float(loss.detach()) * len(batch)
-                count += len(batch)
-            check_loss(total, recipe)
-    return total / count
+                take_step(optimizer, local.settings)
+                mean.add(value, local.task.count(y))
+            mean.check(local.settings)
+    return mean.value
 
 
-def take_step(optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
-    """An optimizer's step; refuses one that no weight can hold."""
+class RunningMean:
+    """The mean of losses, each of so many targets."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def add(self, loss: Tensor, count: int) -> None:
+        """Add the mean loss of ``count`` targets."""
+        self.total += float(loss.detach()) * count
+        self.count += count
+
+    def check(self, settings: TrainSettings) -> None:
+        """Refuse to go on with a loss that is not finite."""
+        if not isfinite(self.total):
+            raise TrainingError(
+                f"the training loss is {self.total}; lower train.lr (it is "
+                f"{settings.lr})"
+            )
+
+    @property
+    def value(self) -> float:
+        """The mean."""
+        return self.total / self.count
+
+
+def take_step(optimizer: torch.optim.Optimizer, settings: TrainSettings) -> None:
+    """Clip the gradients if asked, and take an optimizer's step."""
+    if settings.clip:
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(trained, settings.clip)
     try:
         optimizer.step()
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
         raise TrainingError(
-            f"no weight can hold such a step; lower train.lr (it is {recipe.lr})"
+            f"the update overflowed; lower train.lr (it is {settings.lr})"
         ) from None
 
 
-def check_loss(total: float, recipe: Recipe) -> None:
-    """Refuse to go on with a loss that is not finite."""
-    if not isfinite(total):
-        raise TrainingError(
-            f"the training loss is {total}; lower train.lr (it is {recipe.lr})"
-        )
-
-
-def check_finite(state: State, recipe: Recipe) -> None:
-    """Refuse weights that have overflown, also in the very last step."""
+def check_finite(state: State, settings: TrainSettings) -> None:
+    """Refuse weights that have overflowed, also in the very last step."""
     for name, values in state.items():
         if values.is_floating_point() and not bool(values.isfinite().all()):
             raise TrainingError(
-                f"{name} is not finite any more; lower train.lr (it is {recipe.lr})"
+                f"{name} is no longer finite; lower train.lr (it is {settings.lr})"
             )
 
 
@@ -115,52 +168,92 @@ def cut(values: Tensor, batch_size: int) -> Iterator[Tensor]:
         yield values[start:end]
 
 
-def make_optimizer(trainable: list[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer a recipe names, new for every round."""
-    given: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(trainable, momentum=recipe.momentum, **given)
-    if recipe.optimizer in OPTIMIZERS:
-        return OPTIMIZERS[recipe.optimizer](trainable, **given)
-    raise SettingsError(
-        f"train.optimizer = {recipe.optimizer!r}: expected one of "
-        f"{', '.join(sorted(OPTIMIZERS))}"
-    )
+def make_optimizer(
+    trainable: list[Tensor], settings: TrainSettings
+) -> torch.optim.Optimizer:
+    """The optimizer that settings name, new for every round."""
+    given: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(trainable, momentum=settings.momentum, **given)
+    return OPTIMIZERS[settings.optimizer](trainable, **given)
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
 
+
+# Augmentation -------------------------------------------------------------------------
+
+CROP = 4
+"""Pixels by which an image is widened at each side before it is cropped again."""
+
+
+def make_augmentation(
+    settings: TrainSettings, rng: np.random.Generator
+) -> Augmentation | None:
+    """The random changes that settings ask for, drawn from ``rng``; None if none."""
+    if not settings.augment:
+        return None
+
+    def augment(x: Tensor) -> Tensor:
+        if "flip" in settings.augment:
+            is_flipped = torch.from_numpy(rng.random(len(x)) < 0.5).to(x.device)
+            x = torch.where(is_flipped.view(-1, 1, 1, 1), x.flip(3), x)
+        if "crop" in settings.augment:
+            x = _cropped(
+                x, torch.from_numpy(rng.integers(2 * CROP + 1, size=(2, len(x))))
+            )
+        return x
+
+    return augment
+
+
+def _cropped(x: Tensor, corners: Tensor) -> Tensor:
+    """Each image moved by up to CROP pixels; its edge is repeated."""
+    height, width = x.shape[2:]
+    wide = F.pad(x, (CROP,) * 4, mode="replicate")
+    rows, columns = corners.to(x.device)
+    rows = rows[:, None] + torch.arange(height, device=x.device)
+    columns = columns[:, None] + torch.arange(width, device=x.device)
+    example = torch.arange(len(x), device=x.device).view(-1, 1, 1)
+    # Indices around a slice put the channels last.
+    return wide[example, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+# Evaluation ---------------------------------------------------------------------------
 
 BATCH = 512
 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss and share of right answers."""
+    """Mean loss, and the value of the task's metric."""
 
     loss: float
-    accuracy: float
+    value: float
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Score:
+def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Score:
     """Judge a model in eval mode: nothing in it learns from what it is judged on."""
     modes = {layer: layer.training for layer in model.modules()}
     model.eval()
-    loss, right = 0.0, 0
+    loss, count, sums = 0.0, 0, torch.zeros(1, dtype=torch.float64)
     try:
         for start in range(0, len(x), BATCH):
-            logits, labels = model(x[start : start + BATCH]), y[start : start + BATCH]
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-            right += int((logits.argmax(1) == labels).sum())
+            output, target = model(x[start : start + BATCH]), y[start : start + BATCH]
+            loss += float(task.loss(output, target, reduction="sum"))
+            count += task.count(target)
+            sums = sums + task.metric.measure(output, target)
     finally:
         for layer, mode in modes.items():
             layer.training = mode
-    return Score(loss / len(x), right / len(x))
+    return Score(loss / count, task.metric.value(sums))
+
+
+# Early stopping (Algorithm 2, lines 11 to 15) -----------------------------------------
 
 
 def blended_loss(train_loss: float, val_loss: float, blend: float) -> float:

@@ -9,6 +9,18 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+def shown(value: float | None, is_share: bool) -> str:
+    """A metric's value: a share as a percentage, any other with four digits."""
+    if value is None or is_share:
+        return percent(value)
+    return f"{value:.4g}"
+
+
+def titled(name: str) -> str:
+    """A name in records as people write it."""
+    return name.replace("_", " ")
+
+
 def size(num_bytes: float) -> str:
     """A number of bytes, readable."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

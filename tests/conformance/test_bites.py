@@ -2,6 +2,7 @@
 
 Each is planted in the code that really runs, on a net with batch norms whose output
 layer reads a flattened map. That the laws hold without it, the suite itself shows.
+Faults of what stays, is kept, is judged and is reported: ``test_bites_kept.py``.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,64 +12,70 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedspu import Payload, State, Update, average, choose_random, extract, merge
-from fedspu.conformance import LAWS, Violation, check
-from fedspu.conformance.nets import ConvNet, made_examples, mlp
-from fedspu.engines import turns
-from fedspu.federation import client, messages, plan, server
-from fedspu.federation import rounds as run
-from fedspu.federation.folder import Checkpoint, read_checkpoint
-from fedspu.federation.memory import Memories
-from fedspu.federation.messages import Reply
+from fedspu import Payload, State, Update, choose_random, extract, merge
+from fedspu.conformance import LAWS, check
+from fedspu.conformance.nets import made_examples, mlp
+from fedspu.data.examples import DividedData, divide
+from fedspu.federation import client, messages, plan, rounds, server
+from fedspu.federation.messages import TrainReply, TrainRequest
 from fedspu.federation.plan import Plan
-from fedspu.federation.record import summarise
-from fedspu.federation.rounds import Cost
-from fedspu.federation.server import Federation, build_request, choose_clients
+from fedspu.federation.server import (
+    Federation,
+    TrainRequests,
+    choose_clients,
+    update_of,
+)
+from fedspu.methods import method
 from fedspu.methods.fedspu import fedspu
-from fedspu.methods.method import Lesson, Method, Offer, Situation, local_epochs
-from fedspu.neurons import blocks
+from fedspu.methods.method import ClientRound, Offer, Trained, Turn, local_epochs
+from fedspu.neurons import average, blocks
+from fedspu.neurons.average import Average
 from fedspu.neurons.blocks import state_of
+from fedspu.settings import TrainSettings
 from fedspu.streams import generator, stream_key, torch_stream
-
-MEAN = "an_entry_is_the_mean_of_those_who_trained_it"
-IDLE = "nothing_is_learnt_from_nothing"
-FEDAVG = "at_full_capacity_it_is_fedavg"
-SAME = "arrival_engine_and_resume_make_no_difference"
-SEED = "the_seed_decides_what_methods_share"
-HELD_OUT = "held_out_examples_are_not_seen"
-MERGED = "what_came_is_where_it_belongs"
-LEAVES = "only_what_was_trained_leaves_a_client"
-BYTES = "bytes_reported_are_bytes_sent"
-WHO = "newcomers_have_w0_and_leavers_stay_away"
+from fedspu.training import LocalTraining
+from tests.conformance.catching import (
+    BYTES,
+    FEDAVG,
+    HELD_OUT,
+    IDLE,
+    LEAVES,
+    MEAN,
+    MERGED,
+    SAME,
+    SEED,
+    WHO,
+    assert_caught,
+)
 
 Patch = pytest.MonkeyPatch
+Fault = Callable[[State, list[Update]], State]
 
 
-def assert_caught(
-    law: str,
-    method: Method | str = "fedspu",
-    says: str = "",
-    net: Callable[[], nn.Module] = ConvNet,
-) -> None:
-    """That ``check`` reports a violation of this law, in these words."""
-    others = [name for name in LAWS if name != law]
-    with pytest.raises(Violation) as caught:
-        check(method, net, made_examples(), leave_out=others)
-    assert caught.value.laws == (law,)
-    text = str(caught.value)
-    assert text.startswith(f"{law}: ")
-    assert f" on {net.__name__} violates the law " in text
-    assert "could not be tried" not in text
-    assert says in text
+def averaging(monkeypatch: Patch, fault: Fault) -> None:
+    """The server's average is another one."""
+
+    class Faulty:
+        def __init__(self, state: State, by_examples: bool = True) -> None:
+            self.state = state
+            self.updates: list[Update] = []
+
+        def add(self, update: Update) -> None:
+            self.updates.append(update)
+
+        def result(self) -> State:
+            return fault(self.state, self.updates)
+
+    monkeypatch.setattr(average, "Average", Faulty)
 
 
-def averaging(
-    monkeypatch: Patch, fault: Callable[[State, list[Update]], State]
-) -> None:
-    """The server averages in another way."""
-    monkeypatch.setattr(server, "average", fault)
+def right_average(state: State, updates: list[Update]) -> State:
+    mean = Average(state)
+    for update in updates:
+        mean.add(update)
+    return mean.result()
 
 
 # What the released code does ----------------------------------------------------------
@@ -78,7 +85,7 @@ def test_values_of_all_neurons_overwritten_by_the_first_ones(
     monkeypatch: Patch,
 ) -> None:
     def fault(state: State, updates: list[Update]) -> State:
-        return average(
+        return right_average(
             state,
             [
                 replace(u, payload={n: first_alone(v) for n, v in u.payload.items()})
@@ -104,10 +111,12 @@ def by_channel(where: blocks.Where, block: Tensor) -> tuple[blocks.Where, Tensor
 
 def test_output_columns_indexed_by_channel_when_averaged(monkeypatch: Patch) -> None:
     def fault(state: State, updates: list[Update]) -> State:
-        return average(state, [wrong(update) for update in updates])
+        return right_average(state, [wrong(update) for update in updates])
 
     def wrong(update: Update) -> Update:
         name = "fc.weight"
+        if name not in update.where:
+            return update
         where, block = by_channel(update.where[name], update.payload[name])
         return replace(
             update,
@@ -153,11 +162,10 @@ def test_a_head_that_is_trained_and_never_sent(monkeypatch: Patch, law: str) -> 
 
 
 def test_a_head_whose_frozen_columns_are_trained() -> None:
-    def fault(lesson: Lesson) -> float:
-        loss = local_epochs(lesson)
-        with torch.no_grad():
-            lesson.model.get_parameter("fc.weight").sub_(0.01)
-        return loss
+    def fault(turn: Turn, local: LocalTraining) -> Trained:
+        trained = local_epochs(turn, local)
+        trained.sent["fc.weight"].sub_(0.01)
+        return trained
 
     assert_caught(LEAVES, replace(fedspu, name="mine", train=fault), says="fc.weight[")
 
@@ -166,7 +174,7 @@ def test_initial_personal_models_that_alias_the_global_one(
     monkeypatch: Patch,
 ) -> None:
     def fault(state: State, updates: list[Update]) -> State:
-        for name, values in average(state, updates).items():
+        for name, values in right_average(state, updates).items():
             state[name].copy_(values)
         return state
 
@@ -186,61 +194,59 @@ def test_personal_models_that_begin_from_another_random_network(
 
 @pytest.mark.parametrize("law", [MEAN, LEAVES])
 def test_batch_counts_as_weights(monkeypatch: Patch, law: str) -> None:
-    def fault(*, num_examples: int, **given: Any) -> Reply:
-        return Reply(num_examples=-(-num_examples // 8), **given)
+    def fault(*, num_examples: int, **given: Any) -> TrainReply:
+        return TrainReply(num_examples=-(-num_examples // 8), **given)
 
-    monkeypatch.setattr(client, "Reply", fault)
+    monkeypatch.setattr(client, "TrainReply", fault)
     assert_caught(law)
 
 
 def test_norm_statistics_that_learn_the_test_part(monkeypatch: Patch) -> None:
     test_parts: list[Tensor] = []
-    right = Plan.examples
+    right = DividedData.part
 
-    def noted(self: Plan, client: int, part: str) -> tuple[Tensor, Tensor]:
+    def noted(self: DividedData, client: int, name: str) -> tuple[Tensor, Tensor]:
         test_parts.append(right(self, client, "test")[0])
-        return right(self, client, part)
+        return right(self, client, name)
 
     def fault(model: torch.nn.Module) -> State:
         with torch.no_grad():
             model.train()(test_parts[-1])
         return state_of(model)
 
-    monkeypatch.setattr(Plan, "examples", noted)
-    monkeypatch.setattr(client, "state_of", fault)
-    assert_caught(HELD_OUT, says="with every test example replaced by NaN")
+    monkeypatch.setattr(DividedData, "part", noted)
+    monkeypatch.setattr(method, "state_of", fault)
+    assert_caught(HELD_OUT, says="with nonsense in every test example")
 
 
 def test_stopping_by_the_test_part(monkeypatch: Patch) -> None:
-    right = Plan.examples
+    right = DividedData.part
 
-    def fault(self: Plan, client: int, part: str) -> tuple[Tensor, Tensor]:
-        return right(self, client, "test" if part == "val" else part)
+    def fault(self: DividedData, client: int, name: str) -> tuple[Tensor, Tensor]:
+        return right(self, client, "test" if name == "val" else name)
 
-    monkeypatch.setattr(Plan, "examples", fault)
-    assert_caught(HELD_OUT, says="with every test example replaced by NaN")
+    monkeypatch.setattr(DividedData, "part", fault)
+    assert_caught(HELD_OUT, says="with nonsense in every test example")
 
 
 def test_training_on_the_validation_part(monkeypatch: Patch) -> None:
-    right = Plan.examples
+    right = DividedData.part
 
-    def fault(self: Plan, client: int, part: str) -> tuple[Tensor, Tensor]:
-        pairs = zip(right(self, client, part), right(self, client, "val"), strict=True)
+    def fault(self: DividedData, client: int, name: str) -> tuple[Tensor, Tensor]:
+        pairs = zip(right(self, client, name), right(self, client, "val"), strict=True)
         both = [torch.cat(pair) for pair in pairs]
-        return (both[0], both[1]) if part == "train" else right(self, client, part)
+        return (both[0], both[1]) if name == "train" else right(self, client, name)
 
-    monkeypatch.setattr(Plan, "examples", fault)
-    assert_caught(HELD_OUT, says="with every val example replaced by NaN")
+    monkeypatch.setattr(DividedData, "part", fault)
+    assert_caught(HELD_OUT, says="with nonsense in every val example")
 
 
 def test_unequal_splits(monkeypatch: Patch) -> None:
-    right = plan.divide
-
-    def fault(settings: Any, data: Any) -> Any:
+    def fault(settings: Any, *rest: Any) -> Any:
         seed = 1 if settings.method.name == "fedspu" else 0
-        return right(settings.model_copy(update={"seed": seed}), data)
+        return divide(settings.model_copy(update={"seed": seed}), *rest)
 
-    monkeypatch.setattr(plan, "divide", fault)
+    monkeypatch.setattr("fedspu.runs.divide", fault)
     assert_caught(SEED, says="client 0 has ")
 
 
@@ -264,26 +270,28 @@ def test_unequal_cohorts(monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("law", [SEED, FEDAVG])
 def test_unequal_learning_rates(monkeypatch: Patch, law: str) -> None:
-    right = Plan.recipe.func  # type: ignore[attr-defined]  # a cached property has one
+    right = Plan.train_settings
 
-    def fault(self: Plan) -> Any:
-        return replace(right(self), lr=0.2 if self.method.name == "fedspu" else 0.1)
+    def fault(self: Plan, round: int) -> TrainSettings:
+        lr = 0.2 if self.method.name == "fedspu" else 0.1
+        return right(self, round).model_copy(update={"lr": lr})
 
-    monkeypatch.setattr(Plan, "recipe", property(fault))
+    monkeypatch.setattr(Plan, "train_settings", fault)
     assert_caught(law)
 
 
 def test_a_learning_rate_of_the_methods_own() -> None:
-    def fault(lesson: Lesson) -> float:
-        return local_epochs(replace(lesson, recipe=replace(lesson.recipe, lr=0.2)))
+    def fault(turn: Turn, local: LocalTraining) -> Trained:
+        settings = local.settings.model_copy(update={"lr": 0.2})
+        return local_epochs(turn, replace(local, settings=settings))
 
     mine = replace(fedspu, name="mine", train=fault)
     assert_caught(FEDAVG, mine, says=f'leave_out=["{FEDAVG}"]')
 
 
 def test_batches_in_an_order_of_the_methods_own() -> None:
-    def fault(lesson: Lesson) -> float:
-        return local_epochs(replace(lesson, rng=np.random.default_rng(3)))
+    def fault(turn: Turn, local: LocalTraining) -> Trained:
+        return local_epochs(turn, replace(local, rng=np.random.default_rng(3)))
 
     assert_caught(
         SEED, replace(fedspu, name="mine", train=fault), says="batches 0 times"
@@ -319,12 +327,14 @@ def test_personal_models_kept_by_the_server(monkeypatch: Patch) -> None:
 
 
 def test_personal_models_sent_through_the_server(monkeypatch: Patch) -> None:
-    def fault(federation: Federation, plan: Plan, t: int, client: int) -> Any:
-        request = build_request(federation, plan, t, client)
-        noise = {name: v + 1 for name, v in request.payload.items()}
-        return replace(request, payload=noise) if t > 1 else request
+    right = TrainRequests.__getitem__
 
-    monkeypatch.setattr(server, "build_request", fault)
+    def fault(self: TrainRequests, client: int) -> TrainRequest:
+        request = right(self, client)
+        noise = {name: v + 1 for name, v in request.payload.items()}
+        return replace(request, payload=noise) if self.t > 1 else request
+
+    monkeypatch.setattr(TrainRequests, "__getitem__", fault)
     assert_caught(LEAVES, says="that are not the")
 
 
@@ -335,23 +345,31 @@ def test_personal_models_sent_through_the_server(monkeypatch: Patch) -> None:
 def test_entries_that_nobody_trained_set_to_zero(monkeypatch: Patch, law: str) -> None:
     def fault(state: State, updates: list[Update]) -> State:
         zeros = {name: torch.zeros_like(v) for name, v in state.items()}
-        return average(zeros, updates)
+        return right_average(zeros, updates)
 
     averaging(monkeypatch, fault)
     assert_caught(law, "fjord")
 
 
-def test_all_clients_weighed_alike(monkeypatch: Patch) -> None:
+def test_all_clients_weighed_alike_in_the_average(monkeypatch: Patch) -> None:
     def fault(state: State, updates: list[Update]) -> State:
-        return average(state, [replace(update, num_examples=1) for update in updates])
+        return right_average(state, [replace(u, num_examples=1) for u in updates])
 
     averaging(monkeypatch, fault)
     assert_caught(MEAN)
 
 
+def test_weights_lost_on_the_way_to_the_average(monkeypatch: Patch) -> None:
+    def fault(plan: Plan, reply: TrainReply) -> Update | None:
+        return update_of(plan, replace(reply, num_examples=1))
+
+    monkeypatch.setattr(rounds, "update_of", fault)
+    assert_caught(MEAN)
+
+
 def test_a_plain_mean_over_clients_that_did_not_train_it(monkeypatch: Patch) -> None:
     def fault(state: State, updates: list[Update]) -> State:
-        return average(
+        return right_average(
             state,
             [
                 Update(
@@ -382,62 +400,19 @@ def test_a_sum_in_the_order_of_arrival(monkeypatch: Patch) -> None:
         }
 
     averaging(monkeypatch, fault)
-    monkeypatch.setattr(run, "_in_client_order", lambda clients, answers: answers)
+    monkeypatch.setattr(rounds, "in_client_order", lambda clients, answers: answers)
     assert_caught(SAME, says="with the last reply first")
 
 
 def test_neurons_drawn_from_a_generator_that_is_shared() -> None:
     shared = np.random.default_rng(0)
 
-    def fault(now: Situation) -> Offer:
+    def fault(now: ClientRound) -> Offer:
         return Offer(choose_random(now.neurons, now.capacity, shared))
 
     assert_caught(
         SAME, replace(fedspu, name="mine", offer=fault), says="after a resume"
     )
-
-
-def test_a_resume_that_forgets_who_stopped(monkeypatch: Patch) -> None:
-    forgets(monkeypatch, stopped=frozenset())
-    assert_caught(SAME, says="after a resume clients ")
-
-
-def test_a_resume_that_forgets_which_neurons_were_kept(monkeypatch: Patch) -> None:
-    forgets(monkeypatch, kept={})
-    assert_caught(SAME, "hermes", says="after a resume")
-
-
-def forgets(monkeypatch: Patch, **what: Any) -> None:
-    def fault(*given: Any) -> Checkpoint:
-        found = read_checkpoint(*given)
-        return replace(found, federation=replace(found.federation, **what))
-
-    monkeypatch.setattr("fedspu.runs.read_checkpoint", fault)
-
-
-def test_a_resume_that_forgets_personal_models(monkeypatch: Patch) -> None:
-    def fault(*given: Any) -> Checkpoint:
-        return replace(read_checkpoint(*given), memories=Memories())
-
-    monkeypatch.setattr("fedspu.runs.read_checkpoint", fault)
-    assert_caught(SAME, says="after a resume")
-
-
-@pytest.mark.parametrize("name", ["bytes_up", "bytes_down", "index_bytes"])
-def test_bytes_that_are_under_reported(monkeypatch: Patch, name: str) -> None:
-    def fault(**given: Any) -> Cost:
-        return Cost(**{**given, name: given[name] // 2})
-
-    monkeypatch.setattr(turns, "Cost", fault)
-    assert_caught(BYTES, says=f"{name} = ")
-
-
-def test_bytes_that_a_summary_leaves_out(monkeypatch: Patch) -> None:
-    def fault(*given: Any) -> dict[str, Any]:
-        return {**summarise(*given), "bytes_initial": 0}
-
-    monkeypatch.setattr("fedspu.runs.summarise", fault)
-    assert_caught(BYTES, says="the summary says bytes_initial = 0")
 
 
 def test_what_came_and_was_ignored(monkeypatch: Patch) -> None:
@@ -454,7 +429,7 @@ def test_a_trained_entry_that_is_not_sent(monkeypatch: Patch) -> None:
     assert_caught(LEAVES, says="has values that are not those it trained")
 
 
-def drawn_backwards(now: Situation) -> Offer:
+def drawn_backwards(now: ClientRound) -> Offer:
     """Random neurons by a rule of its own, with the key they were drawn by."""
     key = stream_key(now.seed, "neurons", now.round, now.client)
     drawn = choose_random(now.neurons, now.capacity, generator(key))

@@ -1,10 +1,14 @@
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from fedspu import data
+from fedspu.data.dataset import Dataset
 from fedspu.errors import DataError, SettingsError
+from fedspu.tasks import TASKS
 
 
 def save(file: Path) -> None:
@@ -20,17 +24,17 @@ def test_a_relative_file_lies_in_the_working_folder(
 ) -> None:
     save(tmp_path / "mine.npz")
     monkeypatch.chdir(tmp_path)
-    assert data.load("arrays:mine.npz").num_classes == 3
+    assert data.load("arrays:mine.npz").num_outputs == 3
 
 
 def test_a_relative_file_lies_in_the_folder_that_is_given(tmp_path: Path) -> None:
     save(tmp_path / "mine.npz")
-    assert data.load("arrays:mine.npz", tmp_path).num_classes == 3
+    assert data.load("arrays:mine.npz", tmp_path).num_outputs == 3
 
 
 def test_an_absolute_file_is_found_whatever_the_folder(tmp_path: Path) -> None:
     save(tmp_path / "mine.npz")
-    assert data.load(f"arrays:{tmp_path}/mine.npz", Path("/nowhere")).num_classes == 3
+    assert data.load(f"arrays:{tmp_path}/mine.npz", Path("/nowhere")).num_outputs == 3
 
 
 def test_a_file_in_the_home_folder_is_found(
@@ -38,7 +42,7 @@ def test_a_file_in_the_home_folder_is_found(
 ) -> None:
     save(tmp_path / "mine.npz")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data.load("arrays:~/mine.npz").num_classes == 3
+    assert data.load("arrays:~/mine.npz").num_outputs == 3
 
 
 def test_a_misspelt_name_gets_the_nearest_one() -> None:
@@ -69,8 +73,53 @@ def test_digits_take_no_file() -> None:
 
 def test_what_a_source_loads_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = data.load("digits")
-    broken = data.Dataset("bad", digits.x[:5], digits.y, num_classes=10)
-    source = data.Source("a broken one", lambda file, folder: broken)
-    monkeypatch.setitem(data.DATASETS, "bad", source)
-    with pytest.raises(DataError, match="bad: 5 examples in x but 1797 labels"):
+    module = ModuleType("fedspu.data.sets.bad")
+    broken = Dataset("bad", digits.x[:5], digits.y, num_outputs=10)
+    monkeypatch.setattr(module, "load", lambda folder: broken, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(data.DATASETS, "bad", data.Source("a broken one", "sets.bad"))
+    with pytest.raises(DataError, match="bad: 5 examples in x but 1797 targets"):
         data.load("bad")
+
+
+def test_data_is_loaded_for_a_task(tmp_path: Path) -> None:
+    save(tmp_path / "mine.npz")
+    numbers = data.load("arrays:mine.npz", tmp_path, TASKS["regression"])
+    assert numbers.y.is_floating_point()
+    with pytest.raises(DataError, match=r"mine\.npz: .* expected token numbers"):
+        data.load("arrays:mine.npz", tmp_path, TASKS["language-model"])
+
+
+# The catalogue ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", data.DATASETS)
+def test_a_data_set_names_the_function_that_reads_it(name: str) -> None:
+    source = data.DATASETS[name]
+    function = source.place.partition(":")[2] or "load"
+    assert callable(getattr(source.module, function))
+
+
+@pytest.mark.parametrize("name", data.DATASETS)
+def test_published_files_can_be_found_and_fetched_and_others_not(name: str) -> None:
+    source = data.DATASETS[name]
+    is_published = name not in (
+        "digits",
+        *(n for n, s in data.DATASETS.items() if s.file),
+    )
+    assert (source.find(Path("/nowhere")) is not None) == is_published
+    assert (len(source.downloads) > 0) == is_published
+
+
+@pytest.mark.parametrize("name", data.DATASETS)
+def test_only_a_user_s_own_data_has_a_file_behind_its_name(name: str) -> None:
+    source = data.DATASETS[name]
+    assert bool(source.file) == (source.num_examples is None)
+    assert bool(source.file) == (source.num_classes is None)
+    assert data.usage(name) == (f"{name}:{source.file}" if source.file else name)
+
+
+def test_the_digits_have_the_numbers_of_the_catalogue() -> None:
+    source, digits = data.DATASETS["digits"], data.load("digits")
+    assert len(digits.y) == source.num_examples
+    assert digits.num_outputs == source.num_classes

@@ -5,37 +5,54 @@ import pytest
 import torch
 
 import fedspu.methods.method as method_module
-from fedspu.engines import turns
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import TrainingError
-from fedspu.federation import client as client_module
-from fedspu.federation.messages import Request, pack_reply, pack_request
+from fedspu.federation.client import Client
+from fedspu.federation.messages import (
+    TrainReply,
+    TrainRequest,
+    pack_reply,
+    pack_request,
+)
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Answer
-from fedspu.federation.server import Federation, build_request
-from fedspu.federation.workbench import Workspace
+from fedspu.federation.rounds import Answer, judge
+from fedspu.federation.server import Federation
+from fedspu.methods.method import Memory
+from fedspu.runs import Prepared
 from fedspu.training import train
-from tests.oracles.federation import bits, plan_for, same_bits
+from tests.oracles.federation import bits, prepared_for, request_for, same_bits
 
 
-def requests(plan: Plan, *clients: int, t: int = 1) -> dict[int, Request]:
-    federation = Federation(t - 1, plan.initial)
-    return {client: build_request(federation, plan, t, client) for client in clients}
+def engine_of(ready: Prepared) -> LocalEngine:
+    return LocalEngine(ready.plan, ready.examples)
+
+
+def requests(plan: Plan, *clients: int) -> dict[int, TrainRequest]:
+    """What the server asks of these clients in the first round."""
+    federation = Federation(0, plan.initial)
+    return {client: request_for(plan, federation, 1, client) for client in clients}
 
 
 def exchanged(
-    engine: LocalEngine, requests: Mapping[int, Request]
+    engine: LocalEngine, requests: Mapping[int, TrainRequest]
 ) -> dict[int, Answer]:
     return dict(engine.exchange(requests))
 
 
+def reply_of(answer: Answer) -> TrainReply:
+    assert isinstance(answer.reply, TrainReply)
+    return answer.reply
+
+
 def test_bytes_are_counted_as_serialised() -> None:
-    plan = plan_for(early_stopping=True)
-    answers = exchanged(LocalEngine(plan), requests(plan, 0, 3, 5))
+    ready = prepared_for(early_stopping=True)
+    plan = ready.plan
+    answers = exchanged(engine_of(ready), requests(plan, 0, 3, 5))
+    assert answers.keys() == {0, 3, 5}
     for client, answer in answers.items():
         request = requests(plan, client)[client]
         down = pack_request(plan, request)
-        up = pack_reply(plan, answer.reply, request.offer)
+        up = pack_reply(plan, request, answer.reply)
         cost = answer.cost
         assert cost.bytes_initial == len(down.initial) > 0
         assert cost.bytes_down == len(down.values)
@@ -47,37 +64,42 @@ def test_bytes_are_counted_as_serialised() -> None:
 
 
 def test_a_method_without_exchange_sends_no_values() -> None:
-    plan = plan_for(method="local")
-    answers = exchanged(LocalEngine(plan), requests(plan, 0, 3))
+    ready = prepared_for(method="local")
+    answers = exchanged(engine_of(ready), requests(ready.plan, 0, 3))
     assert {a.cost.bytes_down + a.cost.bytes_up for a in answers.values()} == {0}
-    assert all(a.reply.payload == {} for a in answers.values())
+    assert all(reply_of(a).payload == {} for a in answers.values())
 
 
 def test_the_order_of_requests_does_not_matter() -> None:
-    plan = plan_for()
-    one, other = LocalEngine(plan), LocalEngine(plan)
+    ready = prepared_for()
+    plan = ready.plan
+    one, other = engine_of(ready), engine_of(ready)
     first = exchanged(one, requests(plan, 0, 3, 5))
     second = exchanged(other, requests(plan, 5, 0, 3))
     for client in (0, 3, 5):
-        assert same_bits(first[client].reply.payload, second[client].reply.payload)
-        mine, its = one.memories[client].own, other.memories[client].own
-        assert mine is not None
-        assert its is not None
-        assert same_bits(mine.state, its.state)
+        mine, its = (reply_of(found[client]) for found in (first, second))
+        assert same_bits(mine.payload, its.payload)
+        kept, also = (engine.shelf.get(client, 1).own for engine in (one, other))
+        assert kept is not None
+        assert also is not None
+        assert same_bits(kept.state, also.state)
 
 
 def test_a_client_s_turn_does_not_depend_on_who_else_takes_part() -> None:
-    plan = plan_for()
-    alone = exchanged(LocalEngine(plan), requests(plan, 3))[3]
-    among = exchanged(LocalEngine(plan), requests(plan, 0, 1, 2, 3))[3]
-    assert same_bits(alone.reply.payload, among.reply.payload)
+    ready = prepared_for()
+    alone = exchanged(engine_of(ready), requests(ready.plan, 3))[3]
+    among = exchanged(engine_of(ready), requests(ready.plan, 0, 1, 2, 3))[3]
+    assert same_bits(reply_of(alone).payload, reply_of(among).payload)
 
 
-def test_no_memory_changes_if_one_client_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_for()
-    engine = LocalEngine(plan)
+def test_what_clients_had_before_a_round_is_there_after_one_of_them_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = prepared_for()
+    plan, engine = ready.plan, engine_of(ready)
     exchanged(engine, requests(plan, 0, 1))
-    before = dict(engine.memories)
+    before = {client: engine.shelf.get(client, 1) for client in (0, 1)}
+    kept = {client: values_of(memory) for client, memory in before.items()}
     turns = iter([True, False])
 
     def fails_second(*args: Any) -> float:
@@ -86,61 +108,87 @@ def test_no_memory_changes_if_one_client_fails(monkeypatch: pytest.MonkeyPatch) 
         return train(*args)
 
     monkeypatch.setattr(method_module, "train", fails_second)
+    now = Federation(1, plan.initial, last={0: 1, 1: 1})
+    second = {client: request_for(plan, now, 2, client) for client in (0, 3)}
     with pytest.raises(TrainingError, match="round 2, client 3: the training loss"):
-        exchanged(engine, requests(plan, 0, 3, t=2))
-    assert engine.memories.keys() == before.keys()
-    assert all(engine.memories[k].own is before[k].own for k in before)
+        exchanged(engine, second)
+    engine.shelf.keep_only(now.last)  # as a run does that goes on from there
+    assert sorted(engine.shelf.names()) == [(0, 1), (1, 1)]
+    for client, memory in before.items():
+        assert engine.shelf.get(client, 1) is memory
+        assert values_of(memory) == kept[client]
+
+
+def values_of(memory: Memory) -> dict[str, bytes]:
+    assert memory.own is not None
+    return {name: bits(tensor) for name, tensor in memory.own.state.items()}
 
 
 def test_what_a_client_gets_and_gives_has_crossed_as_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing but the packets' content reaches the other side."""
-    plan = plan_for()
-    request = requests(plan, 5)[5]
+    ready = prepared_for()
+    request = requests(ready.plan, 5)[5]
     seen: list[Any] = []
-    original = client_module.take_turn
+    original = Client.take_turn
 
-    def spied(plan: Plan, place: Workspace, received: Request, memory: Any) -> Any:
-        reply, memory = original(plan, place, received, memory)
-        seen.extend([received, reply, memory])
-        return reply, memory
+    def spied(client: Client, received: TrainRequest, memory: Memory) -> Any:
+        reply, kept = original(client, received, memory)
+        seen.extend([received, reply, kept])
+        return reply, kept
 
-    monkeypatch.setattr(turns, "take_turn", spied)
-    answer = exchanged(LocalEngine(plan), {5: request})[5]
+    monkeypatch.setattr(Client, "take_turn", spied)
+    answer = exchanged(engine_of(ready), {5: request})[5]
     received, reply, memory = seen
     assert received is not request
     assert answer.reply is not reply
     with torch.no_grad():
-        for tensor in (*request.payload.values(), *answer.reply.payload.values()):
+        for tensor in (*request.payload.values(), *reply_of(answer).payload.values()):
             tensor.zero_()
     assert float(received.payload["fc.weight"].abs().sum()) > 0
     assert float(memory.own.state["fc.weight"].abs().sum()) > 0
 
 
 def test_judging_scores_each_client_s_own_model_on_its_own_test_part() -> None:
-    plan = plan_for(train__epochs=8)
-    engine = LocalEngine(plan)
+    ready = prepared_for(train__epochs=8)
+    plan, engine = ready.plan, engine_of(ready)
     exchanged(engine, requests(plan, 5))
     by_hand = plan.build()
     elsewhere = {name: tensor + 1 for name, tensor in plan.initial.items()}
+    federation = Federation(1, elsewhere, last={5: 1})
     for client in (4, 5):
-        memory = engine.memories.get(client)
-        own = None if memory is None else memory.own
+        own = engine.shelf.get(client, federation.last.get(client, 0)).own
         assert (own is None) == (client == 4)
         by_hand.load_state_dict(plan.initial if own is None else own.state)
-        x, y = plan.examples(client, "test")
+        x, y = ready.examples.part(client, "test")
         right = (by_hand.eval()(x).argmax(1) == y).float().mean().item()
-        score = engine.judge([client], Federation(1, elsewhere), "personal")[client]
-        assert score.accuracy == pytest.approx(right)
+        score = judge(plan, engine, federation, [client], "personal")[client]
+        assert score == pytest.approx(right)
+
+
+def test_the_broadcast_is_what_clients_judge_by_the_server_s_model() -> None:
+    ready = prepared_for()
+    plan, engine = ready.plan, engine_of(ready)
+    by_hand = plan.build()
+    trained = exchanged(engine, requests(plan, 5))[5]
+    state = {**plan.initial, **reply_of(trained).payload}  # client 5 has capacity 1
+    federation = Federation(1, state, last={5: 1})
+    found = judge(plan, engine, federation, range(6), "global")
+    by_hand.load_state_dict(state)
+    for client, score in found.items():
+        x, y = ready.examples.part(client, "test")
+        right = (by_hand.eval()(x).argmax(1) == y).float().mean().item()
+        assert score == pytest.approx(right)
 
 
 def test_an_engine_moves_no_global_generator() -> None:
-    plan = plan_for()
+    ready = prepared_for()
+    plan = ready.plan
     before = torch.get_rng_state()
-    engine = LocalEngine(plan)
+    engine = engine_of(ready)
     exchanged(engine, requests(plan, 0))
-    federation = Federation(1, plan.initial)
-    engine.judge([0, 1], federation, "personal")
-    engine.judge([0, 1], federation, "global")
+    federation = Federation(1, plan.initial, last={0: 1})
+    judge(plan, engine, federation, [0, 1], "personal")
+    judge(plan, engine, federation, [0, 1], "global")
     assert torch.equal(torch.get_rng_state(), before)

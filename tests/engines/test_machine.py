@@ -1,10 +1,21 @@
+from contextlib import suppress
 from pathlib import Path
 
-from fedspu.engines.machine import Room, room_here, room_needed
+import pytest
+import torch
+
+from fedspu.engines.machine import (
+    Space,
+    find_device,
+    memory_here,
+    memory_needed,
+    one_thread,
+)
+from fedspu.errors import SettingsError
 
 
 def test_disk_is_for_the_models_of_all_clients_that_may_take_part() -> None:
-    needed = room_needed(
+    needed = memory_needed(
         model=1000, num_kept=50, per_round=10, num_workers=2, cache=1e6, waiting=10
     )
     # Fifty models, ten that are written before old ones go, w0, the global one twice.
@@ -15,7 +26,7 @@ def test_ram_grows_with_workers_and_their_cache_and_not_with_clients() -> None:
     def ram(**given: float) -> float:
         chosen = {"model": 1000, "num_kept": 10**6, "per_round": 10, "num_workers": 2}
         chosen |= {"waiting": 10}
-        return room_needed(**{**chosen, "cache": 5000.0, **given}).ram  # type: ignore[arg-type]  # numbers
+        return memory_needed(**{**chosen, "cache": 5000.0, **given}).ram  # type: ignore[arg-type]  # numbers
 
     assert ram(num_kept=10**7) == ram()
     assert ram(num_workers=4) > ram()
@@ -27,8 +38,26 @@ def test_ram_grows_with_workers_and_their_cache_and_not_with_clients() -> None:
 def test_what_is_free_is_known_of_a_folder_that_is_yet_to_be_made(
     tmp_path: Path,
 ) -> None:
-    here = room_here(tmp_path / "a" / "b" / "run")
-    assert isinstance(here, Room)
+    here = memory_here(tmp_path / "a" / "b" / "run")
+    assert isinstance(here, Space)
     assert 0 < here.disk < float("inf")
     assert here.ram > 0
-    assert room_here(None).disk == float("inf")
+    assert memory_here(None).disk == float("inf")
+
+
+def test_a_device_that_is_not_here_is_refused_by_name() -> None:
+    assert find_device("cpu") == torch.device("cpu")
+    with pytest.raises(SettingsError, match=r"device = 'nowhere': .*; try cpu"):
+        find_device("nowhere")
+
+
+def test_one_thread_is_used_inside_and_as_many_as_before_outside() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with suppress(ZeroDivisionError), one_thread():
+            assert torch.get_num_threads() == 1
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

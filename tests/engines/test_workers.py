@@ -1,7 +1,5 @@
-import errno
 import os
 import signal
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,18 +7,27 @@ from typing import Any
 import pytest
 
 import fedspu
-from fedspu import runs
 from fedspu.engines import workers
 from fedspu.engines.local import LocalEngine
-from fedspu.engines.turns import play_turn
 from fedspu.engines.workers import WorkersEngine, can_fork
-from fedspu.errors import SettingsError, StorageError, TrainingError
-from fedspu.federation.memory import Entry, Memories, Shelf, ShelfError
+from fedspu.errors import StorageError, TrainingError
+from fedspu.federation.client import Client
+from fedspu.federation.memory import Shelf, ShelfError
+from fedspu.federation.messages import Packet, TrainRequest, unpack_request
 from fedspu.federation.plan import Plan
-from fedspu.federation.server import Federation, Requests, choose_clients
-from fedspu.methods import READINGS
-from fedspu.methods.method import Method
-from tests.oracles.federation import ConvNet, examples, folder_content, named, plan_for
+from fedspu.federation.rounds import Round, judge
+from fedspu.federation.server import Federation, TrainRequests, choose_clients
+from fedspu.methods.method import Memory, Which
+from fedspu.neurons.table import State
+from fedspu.runs import Prepared
+from tests.oracles.federation import (
+    ConvNet,
+    examples,
+    folder_content,
+    named,
+    plan_for,
+    prepared_for,
+)
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked")
 
@@ -32,14 +39,6 @@ def run(path: Path, **given: Any) -> fedspu.Run:
 
 
 # The same bits -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", READINGS, ids=lambda m: f"{m.name} {m.reading}")
-def test_the_number_of_workers_changes_no_byte(method: Method, tmp_path: Path) -> None:
-    given = {"method": method.name, "method__reading": method.reading}
-    for number in (1, 2):
-        run(tmp_path / str(number), workers=number, early_stopping=True, **given)
-    assert folder_content(tmp_path / "1") == folder_content(tmp_path / "2")
 
 
 @pytest.mark.filterwarnings("ignore:workers = 4")  # more than there are cores
@@ -59,44 +58,53 @@ def folder_content_of(path: Path, method: str, **given: Any) -> dict[str, bytes]
     return folder_content(path)
 
 
-def test_the_longest_turns_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_for(clients__per_round=6)
-    requests = Requests(Federation(0, plan.initial), plan, 1)
-    turns = workers._Turns(plan, Memories(), requests, 2)
-    begun = []
-    while (job := turns.next()) is not None:
-        begun.append(job.client)
-    lengths = [plan.num_examples(k) * (1 + float(plan.capacity(k))) for k in begun]
+def turns_of_all_clients() -> tuple[Prepared, workers._Turns]:
+    ready = prepared_for(clients__per_round=6)
+    plan = ready.plan
+    requests = TrainRequests(Federation(0, plan.initial), plan, 1)
+    return ready, workers._Turns(plan, ready.examples, requests, 2)
+
+
+def test_the_longest_turns_begin_first() -> None:
+    ready, turns = turns_of_all_clients()
+    begun = [job.client for job in iter(turns.next, None)]
+    lengths = [
+        ready.examples.num_examples(k) * (1 + float(ready.plan.capacity(k)))
+        for k in begun
+    ]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(begun) == list(range(6))
 
 
 def test_few_replies_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "window", lambda num_workers: num_workers)
-    plan = plan_for(clients__per_round=6)
-    requests = Requests(Federation(0, plan.initial), plan, 1)
-    turns = workers._Turns(plan, Memories(), requests, 2)
+    _, turns = turns_of_all_clients()
     begun = [job.client for job in iter(turns.next, None)]
     assert sorted(begun) == [0, 1]  # no further ahead
+    turns.end(0)
+    turns.end(1)
+    begun = [job.client for job in iter(turns.next, None)]
+    assert sorted(begun) == [2, 3]
 
 
 # A worker that dies ------------------------------------------------------------------
 
 
-def dying(
-    plan: Plan, t: int, client: int, times: int, count: Path
-) -> Callable[..., Any]:
-    """A turn in which the worker is killed, the first so many times."""
+def dying(t: int, victim: int, times: int, count: Path) -> Callable[..., Packet]:
+    """An answer during which the worker is killed, the first so many times."""
+    original = Client.answer
 
-    def turn(plan: Plan, workspace: Any, shelf: Shelf, down: Any, entry: Any) -> Any:
-        if struct.unpack("<II?", down.header)[:2] == (t, client):
+    def answer(client: Client, packet: Packet, broadcast: State | None) -> Packet:
+        request = unpack_request(client.plan, packet)
+        is_turn = isinstance(request, TrainRequest)
+        if is_turn and (request.round, request.client) == (t, victim):
             killed = len(count.read_text()) if count.exists() else 0
             if killed < times:
                 count.write_text("x" * (killed + 1))
                 os.kill(os.getpid(), signal.SIGKILL)
-        return play_turn(plan, workspace, shelf, down, entry)
+        return original(client, packet, broadcast)
 
-    return turn
+    return answer
 
 
 @pytest.fixture
@@ -116,8 +124,7 @@ def test_a_killed_worker_s_client_is_asked_once_more_and_then_missed(
 
     whole = simulate()
     count = tmp_path / "count"
-    turn = dying(whole.plan, 2, victim, times, count)
-    monkeypatch.setattr(workers, "play_turn", turn)
+    monkeypatch.setattr(Client, "answer", dying(2, victim, times, count))
     found = simulate()
     missing = [line["missing_clients"] for line in found.rounds]
     retried = [line["retried_clients"] for line in found.times]
@@ -171,45 +178,7 @@ def children() -> set[int]:
     return {int(child) for child in found}
 
 
-# How many ----------------------------------------------------------------------------
-
-
-def test_no_workers_at_all_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"workers = 0: expected greater than"):
-        plan_for(workers=0)
-
-
-def test_more_workers_than_cores_are_taken_and_remarked_on() -> None:
-    with pytest.warns(UserWarning, match=r"workers = 99: more than the \d+ cores"):
-        found = fedspu.simulate(
-            named(workers=99, rounds=1), model=ConvNet, data=examples()
-        )
-    assert found.summary["workers"] == 3  # no more than take part
-
-
-def test_where_nothing_can_be_forked_one_process_does_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(runs, "can_fork", lambda: False)
-    with pytest.warns(UserWarning, match=r"workers = 2: one process, as this system"):
-        found = fedspu.simulate(
-            named(workers=2, rounds=1), model=ConvNet, data=examples()
-        )
-    assert found.summary["workers"] == 1
-
-
-def test_without_memory_to_share_one_process_does_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def none_left(*args: int) -> None:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr(workers, "mmap", none_left)
-    with pytest.warns(UserWarning, match=r"workers = 2: one process, as no other can"):
-        found = fedspu.simulate(
-            named(workers=2, rounds=1), model=ConvNet, data=examples()
-        )
-    assert found.summary["workers"] == 1
+# Going on ----------------------------------------------------------------------------
 
 
 def test_a_full_disk_in_a_worker_says_what_is_saved_and_can_be_resumed(
@@ -218,10 +187,10 @@ def test_a_full_disk_in_a_worker_says_what_is_saved_and_can_be_resumed(
     run(tmp_path / "whole", workers=2)
     put = Shelf.put
 
-    def full(shelf: Shelf, client: int, t: int, memory: Any) -> Entry:
+    def full(shelf: Shelf, client: int, t: int, memory: Memory) -> None:
         if t == 3:
             raise ShelfError(f"{shelf.folder}: cannot write (No space left on device)")
-        return put(shelf, client, t, memory)
+        put(shelf, client, t, memory)
 
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -235,8 +204,8 @@ def test_a_full_disk_in_a_worker_says_what_is_saved_and_can_be_resumed(
 def test_a_resumed_run_may_have_other_workers(tmp_path: Path) -> None:
     run(tmp_path / "whole", workers=1)
 
-    def stop(plan: Plan, report: Any) -> None:
-        if report.federation.round == 2:
+    def stop(plan: Plan, played: Round) -> None:
+        if played.federation.round == 2:
             raise KeyboardInterrupt
 
     settings = {**named(rounds=4, clients__per_round=5, workers=1)}
@@ -250,14 +219,21 @@ def test_a_resumed_run_may_have_other_workers(tmp_path: Path) -> None:
 # Judging -----------------------------------------------------------------------------
 
 
-def test_workers_judge_as_one_process_does() -> None:
-    plan = plan_for(method="fjord")
-    federation = Federation(0, plan.initial)
-    engine = WorkersEngine(plan, Memories(), 2)
+def test_workers_judge_as_one_process_does(tmp_path: Path) -> None:
+    ready = prepared_for(method="fjord")
+    plan = ready.plan
+    alone = LocalEngine(plan, ready.examples)
+    engine = WorkersEngine(plan, ready.examples, Shelf(tmp_path), 2)
     try:
-        for which in ("personal", "global"):
-            alone = LocalEngine(plan).judge(range(6), federation, which)
-            assert engine.judge(range(6), federation, which) == alone
-            assert list(engine.judge([4, 1], federation, which)) == [4, 1]
+        for t in (0, 1):  # another state later is not taken for the first
+            state = {name: values + t for name, values in plan.initial.items()}
+            federation = Federation(t, state)
+            for which in WHICH:
+                expected = judge(plan, alone, federation, range(6), which)
+                assert judge(plan, engine, federation, range(6), which) == expected
+                assert list(judge(plan, engine, federation, [4, 1], which)) == [4, 1]
     finally:
         engine.close()
+
+
+WHICH: tuple[Which, ...] = ("personal", "global")

@@ -1,35 +1,51 @@
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import fedspu.methods.method as method_module
 from fedspu import State
 from fedspu.errors import TrainingError
 from fedspu.federation import client as client_module
-from fedspu.federation.client import Memory, judge, take_turn
-from fedspu.federation.messages import Request
+from fedspu.federation.client import Client
+from fedspu.federation.memory import Shelf
+from fedspu.federation.messages import (
+    JudgeReply,
+    JudgeRequest,
+    TrainReply,
+    TrainRequest,
+    pack_request,
+    unpack_reply,
+)
 from fedspu.federation.plan import Plan
-from fedspu.federation.server import Federation, build_request
-from fedspu.federation.workbench import Workspace
-from fedspu.methods.method import Held
-from fedspu.runs import Run
+from fedspu.federation.server import Federation
+from fedspu.methods.method import Memory, ModelState
+from fedspu.runs import Prepared, Run
 from fedspu.training import Score
 from tests.oracles.federation import (
     ConvNet,
     Slow,
+    client_of,
     distance,
     in_double,
     masks,
     mlp,
-    plan_for,
     play_all,
+    prepared_for,
+    request_for,
     run_for,
     same_bits,
     slow_turn,
+    with_inputs,
     with_part,
 )
 
@@ -50,6 +66,12 @@ def turn_inputs(plan: Plan) -> tuple[State, State]:
     return noisy(plan.initial, 1), noisy(plan.initial, 2)
 
 
+def first_request(ready: Prepared, client: int, t: int = 1) -> TrainRequest:
+    """What a client is asked that never took part."""
+    plan = ready.plan
+    return request_for(plan, Federation(t - 1, plan.initial), t, client)
+
+
 # One turn ----------------------------------------------------------------------------
 
 
@@ -63,16 +85,19 @@ def turn_inputs(plan: Plan) -> tuple[State, State]:
     ],
 )
 def test_a_turn_is_the_slow_one(client: int, recipe: dict[str, Any]) -> None:
-    plan = in_double(plan_for(early_stopping=True, **recipe))
+    rule = {"early_stopping": True, "early_stopping__patience": 2}
+    ready = in_double(prepared_for(**{**rule, **recipe}))
+    plan = ready.plan
     global_state, own = turn_inputs(plan)
     t = 4
 
     mask, expected, train_loss, val_loss = slow_turn(
-        plan, Slow(global_state, {client: own}), t, client
+        ready, Slow(global_state, {client: own}), t, client
     )
-    federation = Federation(t - 1, global_state, met=frozenset({client}))
-    request = build_request(federation, plan, t, client)
-    reply, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own), (9.0,)))
+    federation = Federation(t - 1, global_state, last={client: 2})
+    request = request_for(plan, federation, t, client)
+    before = Memory(ModelState(own), (9.0,))
+    reply, memory = client_of(ready).take_turn(request, before)
 
     assert memory.own is not None
     assert distance(memory.own.state, expected) < 1e-12
@@ -80,7 +105,8 @@ def test_a_turn_is_the_slow_one(client: int, recipe: dict[str, Any]) -> None:
     assert reply.val_loss == pytest.approx(val_loss, rel=1e-12)
     assert memory.losses[0] == 9.0
     assert memory.losses[1:] == pytest.approx((0.7 * train_loss + 0.3 * val_loss,))
-    assert reply.num_examples == len(plan.splits[client].train)
+    assert reply.num_examples == len(ready.examples.splits[client].train)
+    assert (reply.round, reply.client) == (t, client)
     # What is sent back is the trained model where the mask is one, and nothing else.
     for name, inside in mask.items():
         sent = reply.payload[name].flatten()
@@ -90,12 +116,13 @@ def test_a_turn_is_the_slow_one(client: int, recipe: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_frozen_entries_are_the_client_s_own_bit_for_bit(optimizer: str) -> None:
-    plan = plan_for(train__optimizer=optimizer, train__weight_decay=0.1)
+    ready = prepared_for(train__optimizer=optimizer, train__weight_decay=0.1)
+    plan = ready.plan
     global_state, own = turn_inputs(plan)
-    request = build_request(Federation(0, global_state), plan, 1, 0)
+    request = request_for(plan, Federation(0, global_state), 1, 0)
     assert request.offer is not None
     one, two = (set(request.offer.active[n].tolist()) for n in ("conv1", "conv2"))
-    _, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own)))
+    _, memory = client_of(ready).take_turn(request, Memory(ModelState(own)))
     assert memory.own is not None
     for name, inside in masks(one, two).items():
         if not name.endswith(("running_mean", "running_var")):
@@ -105,10 +132,10 @@ def test_frozen_entries_are_the_client_s_own_bit_for_bit(optimizer: str) -> None
 
 
 def test_frozen_channels_statistics_go_on_following_local_data() -> None:
-    plan = plan_for()
-    global_state, own = turn_inputs(plan)
-    request = build_request(Federation(0, global_state), plan, 1, 0)
-    _, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own)))
+    ready = prepared_for()
+    global_state, own = turn_inputs(ready.plan)
+    request = request_for(ready.plan, Federation(0, global_state), 1, 0)
+    _, memory = client_of(ready).take_turn(request, Memory(ModelState(own)))
     assert memory.own is not None
     for name in ("bn1.running_mean", "bn1.running_var", "bn2.running_mean"):
         assert (memory.own.state[name] != own[name]).all()
@@ -116,46 +143,45 @@ def test_frozen_channels_statistics_go_on_following_local_data() -> None:
     count = int(
         memory.own.state["bn1.num_batches_tracked"] - own["bn1.num_batches_tracked"]
     )
-    assert count == 2 * -(-(len(plan.splits[0].train) - 1) // 4)
+    assert count == 2 * -(-(len(ready.examples.splits[0].train) - 1) // 4)
 
 
 def test_under_the_local_norm_policy_norms_start_from_the_client_s_own() -> None:
-    plan = plan_for(norm__policy="local", train__lr=0.0, clients__capacities=[1.0])
-    global_state, own = turn_inputs(plan)
-    request = build_request(Federation(0, global_state), plan, 1, 0)
-    reply, memory = take_turn(plan, Workspace(plan), request, Memory(Held(own)))
+    ready = prepared_for(norm__policy="local", train__lr=0.0, clients__capacities=[1.0])
+    global_state, own = turn_inputs(ready.plan)
+    request = request_for(ready.plan, Federation(0, global_state), 1, 0)
+    reply, memory = client_of(ready).take_turn(request, Memory(ModelState(own)))
     assert memory.own is not None
     assert torch.equal(memory.own.state["bn1.weight"], own["bn1.weight"])
     assert torch.equal(memory.own.state["conv1.weight"], global_state["conv1.weight"])
     assert not any(name.startswith("bn") for name in reply.payload)
 
 
-def test_the_workspace_s_earlier_content_does_not_matter() -> None:
-    plan = plan_for()
-    request = build_request(Federation(0, plan.initial), plan, 1, 1)
-    clean, dirty = Workspace(plan), Workspace(plan)
-    model = dirty.full.model.eval()
+def test_the_workbench_s_earlier_content_does_not_matter() -> None:
+    ready = prepared_for()
+    request = first_request(ready, 1)
+    clean, dirty = client_of(ready), client_of(ready)
+    model = dirty.workbench.full.model.eval()
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(7)
-    first = take_turn(plan, clean, request, None)
-    second = take_turn(plan, dirty, request, None)
+    first = clean.take_turn(request, Memory())
+    second = dirty.take_turn(request, Memory())
     assert first[1].own is not None
     assert second[1].own is not None
     assert same_bits(first[1].own.state, second[1].own.state)
     assert first[0].train_loss == second[0].train_loss
 
 
-def test_memory_and_reply_share_no_tensor_with_the_workspace_or_the_request() -> None:
-    plan = plan_for(clients__capacities=[1.0])
-    workspace = Workspace(plan)
-    request = build_request(Federation(0, plan.initial), plan, 1, 1)
-    reply, memory = take_turn(plan, workspace, request, None)
+def test_memory_and_reply_share_no_tensor_with_the_workbench_or_the_request() -> None:
+    ready = prepared_for(clients__capacities=[1.0])
+    client, request = client_of(ready), first_request(ready, 1)
+    reply, memory = client.take_turn(request, Memory())
     assert memory.own is not None
     before = {name: tensor.clone() for name, tensor in memory.own.state.items()}
     sent = {name: tensor.clone() for name, tensor in reply.payload.items()}
     with torch.no_grad():
-        model = workspace.full.model
+        model = client.workbench.full.model
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.zero_()
     for tensor in request.payload.values():
@@ -168,13 +194,14 @@ def test_dropout_draws_from_the_turn_s_own_stream() -> None:
     def build() -> nn.Module:
         return nn.Sequential(mlp(), nn.Dropout(0.5))
 
-    plan = plan_for(build)
-    request = build_request(Federation(0, plan.initial), plan, 1, 1)
+    ready = prepared_for(build)
+    request = first_request(ready, 1)
     losses = []
     for seed in (1, 2):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            losses.append(take_turn(plan, Workspace(plan), request, None)[0].train_loss)
+            reply, _ = client_of(ready).take_turn(request, Memory())
+            losses.append(reply.train_loss)
     assert losses[0] == losses[1]
 
 
@@ -182,16 +209,17 @@ def test_dropout_draws_from_the_turn_s_own_stream() -> None:
 
 
 def test_a_loss_that_is_not_a_number_names_round_and_client() -> None:
-    plan = with_part(plan_for(), "train")
-    request = build_request(Federation(6, plan.initial), plan, 7, 2)
+    ready = with_part(prepared_for(), "train")
+    request = first_request(ready, 2, t=7)
     with pytest.raises(TrainingError, match=r"^round 7, client 2: the training loss"):
-        take_turn(plan, Workspace(plan), request, None)
+        client_of(ready).reply(request)
 
 
-def one_step(lr: float, scale: float = 1.0, **given: Any) -> Plan:
-    """A plan of a single step: its loss is seen before the weights are ruined."""
-    plan = plan_for(mlp, train__lr=lr, train__epochs=1, train__batch_size=200, **given)
-    return replace(plan, data=replace(plan.data, x=scale * plan.data.x))
+def one_step(lr: float, scale: float = 1.0, **given: Any) -> Prepared:
+    """A run of single steps: a loss is seen before the weights are ruined."""
+    recipe = {"train__lr": lr, "train__epochs": 1, "train__batch_size": 200}
+    ready = prepared_for(mlp, **recipe, **given)
+    return with_inputs(ready, scale * ready.examples.data.x)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +231,18 @@ def one_step(lr: float, scale: float = 1.0, **given: Any) -> Plan:
     ],
 )
 def test_a_model_ruined_by_its_last_step_is_refused(given: dict[str, Any]) -> None:
-    plan = one_step(**given)
-    request = build_request(Federation(0, plan.initial), plan, 1, 5)
+    ready = one_step(**given)
+    client = client_of(ready)
     with pytest.raises(TrainingError, match="round 1, client 5"):
-        take_turn(plan, Workspace(plan), request, None)
+        client.reply(first_request(ready, 5))
+    assert client.shelf.names() == []  # a turn that failed leaves nothing
+
+
+def test_a_test_loss_that_is_not_a_number_names_round_and_client() -> None:
+    ready = with_part(prepared_for(), "test")
+    request = JudgeRequest(round=3, client=2, last=0, which="personal")
+    with pytest.raises(TrainingError, match=r"^round 3, client 2: on its test examp"):
+        client_of(ready).reply(request)
 
 
 # Early stopping: Algorithm 2, lines 11 to 16 -----------------------------------------
@@ -228,16 +264,15 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return script
 
 
-def turns(plan: Plan, count: int, memory: Memory | None = None) -> list[bool]:
-    """Whether one client says that it stops, turn by turn."""
-    request = build_request(Federation(0, plan.initial), plan, 1, 0)
-    said = []
+def turns(ready: Prepared, count: int) -> tuple[list[bool], list[Memory]]:
+    """Whether one client says that it stops, turn by turn, and what it keeps."""
+    client, request = client_of(ready), first_request(ready, 0)
+    said, kept = [], [Memory()]
     for t in range(1, count + 1):
-        reply, memory = take_turn(
-            plan, Workspace(plan), replace(request, round=t), memory
-        )
+        reply, memory = client.take_turn(replace(request, round=t), kept[-1])
         said.append(reply.has_stopped)
-    return said
+        kept.append(memory)
+    return said, kept[1:]
 
 
 @pytest.mark.parametrize(
@@ -260,15 +295,16 @@ def test_a_client_stops_once_its_blended_loss_rises(
     stops: list[bool],
 ) -> None:
     scripted(train, val)
-    assert turns(plan_for(early_stopping=True), len(train)) == stops
+    ready = prepared_for(early_stopping=True)
+    assert turns(ready, len(train))[0] == stops
 
 
 def test_the_blend_is_the_share_of_the_training_loss(
     scripted: Callable[..., None],
 ) -> None:
     scripted([5.0, 4.0], [5.0, 7.0])
-    plan = plan_for(early_stopping=True, early_stopping__blend=0.5)  # 5.5 > 5
-    assert turns(plan, 2) == [False, True]
+    ready = prepared_for(early_stopping=True, early_stopping__blend=0.5)  # 5.5 > 5
+    assert turns(ready, 2)[0] == [False, True]
 
 
 def test_with_patience_two_rises_in_a_row_are_needed(
@@ -276,43 +312,45 @@ def test_with_patience_two_rises_in_a_row_are_needed(
 ) -> None:
     losses = [5.0, 6.0, 4.0, 5.0, 6.0]
     scripted(losses, losses)
-    plan = plan_for(early_stopping=True, early_stopping__patience=2)
-    assert turns(plan, 5) == [False, False, False, False, True]
+    ready = prepared_for(early_stopping=True, early_stopping__patience=2)
+    assert turns(ready, 5)[0] == [False, False, False, False, True]
 
 
 def test_without_early_stopping_nobody_stops_and_nothing_is_validated(
     scripted: Callable[..., None],
 ) -> None:
     scripted([1.0, 2.0, 3.0], [])
-    assert turns(plan_for(), 3) == [False, False, False]
+    said, kept = turns(prepared_for(), 3)
+    assert said == [False, False, False]
+    assert [memory.losses for memory in kept] == [(), (), ()]
 
 
 def losses_by_client(
-    monkeypatch: pytest.MonkeyPatch, plan: Plan, losses: dict[int, list[float]]
+    monkeypatch: pytest.MonkeyPatch, losses: dict[int, list[float]]
 ) -> None:
     """Let each client's training come to its own losses, turn by turn."""
     left: dict[int, Iterator[float]] = {k: iter(v) for k, v in losses.items()}
-    original = client_module.take_turn
+    original = Client.take_turn
 
-    def turn(plan: Plan, place: Workspace, request: Request, memory: Any) -> Any:
+    def turn(self: Client, request: TrainRequest, memory: Memory) -> Any:
         loss = next(left[request.client])
         monkeypatch.setattr(method_module, "train", lambda *_: loss)
         monkeypatch.setattr(client_module, "evaluate", lambda *_: Score(loss, 0.5))
-        return original(plan, place, request, memory)
+        return original(self, request, memory)
 
-    monkeypatch.setattr("fedspu.engines.turns.take_turn", turn)
+    monkeypatch.setattr(Client, "take_turn", turn)
 
 
 def test_only_the_client_s_own_participations_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Losses rise from client to client, and fall from turn to turn of each."""
-    plan = plan_for(early_stopping=True, rounds=8, clients__per_round=2)
+    ready = prepared_for(early_stopping=True, rounds=8, clients__per_round=2)
     falling = {k: [10.0 * k + 1 / turn for turn in range(1, 9)] for k in range(6)}
-    losses_by_client(monkeypatch, plan, falling)
-    played = play_all(plan)
-    turns_taken = [len(memory.losses) for memory in played.engine.memories.values()]
-    assert max(turns_taken) > 1
+    losses_by_client(monkeypatch, falling)
+    played = play_all(ready)
+    turns_taken = Counter(client for r in played.rounds for client in r.answers)
+    assert max(turns_taken.values()) > 1
     assert played.federation.stopped == frozenset()
     assert played.federation.round == 8
 
@@ -321,7 +359,7 @@ def test_only_the_client_s_own_participations_count(
 def test_the_run_ends_once_every_client_has_stopped(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    plan = plan_for(
+    ready = prepared_for(
         method=method,
         early_stopping=True,
         rounds=50,
@@ -329,12 +367,177 @@ def test_the_run_ends_once_every_client_has_stopped(
         clients__per_round=3,
     )
     losses = {0: [3.0, 4.0], 1: [3.0, 2.0, 1.0, 5.0], 2: [3.0, 3.0, 9.0]}
-    losses_by_client(monkeypatch, plan, losses)
-    played = play_all(plan)
-    cohorts = [sorted(report.answers) for report in played.reports]
+    losses_by_client(monkeypatch, losses)
+    played = play_all(ready)
+    cohorts = [sorted(r.answers) for r in played.rounds]
     assert cohorts == [[0, 1, 2], [0, 1, 2], [1, 2], [1]]
     assert played.federation.stopped == {0, 1, 2}
-    assert [len(r.federation.stopped) for r in played.reports] == [0, 1, 2, 3]
+    assert [len(r.federation.stopped) for r in played.rounds] == [0, 1, 2, 3]
+
+
+@settings(max_examples=20)
+@given(
+    losses=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9
+    ),
+    patience=st.integers(1, 4),
+)
+def test_a_client_keeps_no_more_losses_than_its_patience_and_stops_as_with_all(
+    losses: list[tuple[int, int]], patience: int
+) -> None:
+    ready = with_patience(patience)
+    with pytest.MonkeyPatch.context() as patch:
+        trained, judged = (iter(values) for values in zip(*losses, strict=True))
+        patch.setattr(method_module, "train", lambda *_: float(next(trained)))
+        patch.setattr(client_module, "evaluate", lambda *_: Score(next(judged), 0.5))
+        said, kept = turns(ready, len(losses))
+
+    blended = [0.7 * train + (1 - 0.7) * val for train, val in losses]
+    for turn, (stops, memory) in enumerate(zip(said, kept, strict=True), 1):
+        assert memory.losses == tuple(blended[:turn][-patience:])
+        # It stops if each of the last losses is above the one before.
+        steps = range(turn - patience, turn)
+        rises = [i > 0 and blended[i] > blended[i - 1] for i in steps]
+        assert stops == all(rises)
+
+
+def with_patience(patience: int) -> Prepared:
+    ready = quick()
+    rule = ready.plan.settings.early_stopping.model_copy(update={"patience": patience})
+    chosen = ready.plan.settings.model_copy(update={"early_stopping": rule})
+    return replace(ready, plan=replace(ready.plan, settings=chosen))
+
+
+@cache
+def quick() -> Prepared:
+    return prepared_for(mlp, early_stopping=True)
+
+
+# Memories of rounds -------------------------------------------------------------------
+
+
+def device_of(ready: Prepared, shelf: Shelf) -> Client:
+    return Client(ready.plan, ready.examples, shelf, torch.device("cpu"))
+
+
+def asked(
+    ready: Prepared, device: Client, t: int, last: int, state: State
+) -> tuple[TrainReply, Memory]:
+    """What client 1 replies in round t and keeps, sent values of this global model."""
+    federation = Federation(t - 1, state, last={1: last} if last else {})
+    request = request_for(ready.plan, federation, t, 1)
+    reply = unpack_reply(
+        ready.plan, request, device.answer(pack_request(ready.plan, request))
+    )
+    assert isinstance(reply, TrainReply)
+    return reply, device.shelf.get(1, t)
+
+
+def assert_same_turn(
+    found: tuple[TrainReply, Memory], expected: tuple[TrainReply, Memory]
+) -> None:
+    (reply, memory), (other, expected_memory) = found, expected
+    assert same_bits(reply.payload, other.payload)
+    assert reply.train_loss == other.train_loss
+    assert reply.has_stopped == other.has_stopped
+    assert memory.losses == expected_memory.losses
+    assert memory.own is not None
+    assert expected_memory.own is not None
+    assert same_bits(memory.own.state, expected_memory.own.state)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_what_a_client_keeps_is_on_its_shelf_when_it_replies(
+    is_on_disk: bool, tmp_path: Path
+) -> None:
+    ready = prepared_for(early_stopping=True)
+    device = device_of(ready, Shelf(tmp_path if is_on_disk else None))
+    request = first_request(ready, 1)
+    _, kept = client_of(ready).take_turn(request, Memory())
+    device.answer(pack_request(ready.plan, request))
+    assert device.shelf.names() == [(1, 1)]
+    found = device.shelf.get(1, 1)
+    assert found.losses == kept.losses
+    assert found.own is not None
+    assert kept.own is not None
+    assert same_bits(found.own.state, kept.own.state)
+
+
+@pytest.mark.parametrize("method", ["fedspu", "local", "hermes"])
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_after_a_round_that_the_server_lost_a_client_begins_from_the_one_before(
+    method: str, is_on_disk: bool, tmp_path: Path
+) -> None:
+    """The server asks again for round 2, and has other values to send this time."""
+    ready = prepared_for(method=method, early_stopping=True)
+    first, lost, second = (noisy(ready.plan.initial, seed) for seed in (1, 2, 3))
+    places = [tmp_path / "device", tmp_path / "other"]
+    for place in places:
+        place.mkdir()
+    device, other = (device_of(ready, Shelf(p if is_on_disk else None)) for p in places)
+
+    asked(ready, device, 1, 0, first)
+    asked(ready, device, 2, 1, lost)
+    asked(ready, device, 3, 2, lost)
+    found = asked(ready, device, 2, 1, second)
+
+    asked(ready, other, 1, 0, first)
+    assert_same_turn(found, asked(ready, other, 2, 1, second))
+
+
+def test_a_client_that_the_server_does_not_know_begins_from_w0() -> None:
+    ready = prepared_for(early_stopping=True)
+    first, lost, second = (noisy(ready.plan.initial, seed) for seed in (1, 2, 3))
+    device, other = client_of(ready), client_of(ready)
+    asked(ready, device, 1, 0, first)
+    asked(ready, device, 2, 1, lost)
+    found = asked(ready, device, 3, 0, second)
+    assert_same_turn(found, asked(ready, other, 3, 0, second))
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_client_judges_the_model_it_had_after_the_round_that_is_asked_for(
+    last: int,
+) -> None:
+    ready = prepared_for()
+    device, initial = client_of(ready), ready.plan.initial
+    asked(ready, device, 1, 0, noisy(initial, 1))
+    asked(ready, device, 2, 1, noisy(initial, 2))
+    model = ready.plan.build()
+    own = device.shelf.get(1, last).own
+    model.load_state_dict(initial if own is None else own.state)
+    x, y = ready.examples.part(1, "test")
+    with torch.no_grad():
+        scores = model.eval()(x)
+
+    request = JudgeRequest(round=2, client=1, last=last, which="personal")
+    reply = unpack_reply(
+        ready.plan, request, device.answer(pack_request(ready.plan, request))
+    )
+
+    assert isinstance(reply, JudgeReply)
+    assert (reply.round, reply.client, reply.num_examples) == (2, 1, len(x))
+    assert reply.loss == pytest.approx(float(F.cross_entropy(scores, y)), rel=1e-5)
+    assert reply.value == pytest.approx(float((scores.argmax(1) == y).float().mean()))
+    assert set(device.shelf.names()) == {(1, 1), (1, 2)}  # judging leaves nothing
+
+
+def test_the_server_s_model_is_judged_as_it_is_broadcast() -> None:
+    ready = prepared_for()
+    device, state = client_of(ready), noisy(ready.plan.initial, 4)
+    personal = JudgeRequest(1, 1, 0, "personal")
+    global_ = JudgeRequest(1, 1, 0, "global")
+    model = ready.plan.build()
+    model.load_state_dict(state)
+    x, y = ready.examples.part(1, "test")
+    with torch.no_grad():
+        loss = float(F.cross_entropy(model.eval()(x), y))
+    judged, _ = device.reply(global_, state)
+    own, _ = device.reply(personal, state)
+    assert isinstance(judged, JudgeReply)
+    assert isinstance(own, JudgeReply)
+    assert judged.loss == pytest.approx(loss, rel=1e-5)
+    assert own.loss != judged.loss  # that is of w0
 
 
 # What must not be touched ------------------------------------------------------------
@@ -344,20 +547,20 @@ def test_the_run_ends_once_every_client_has_stopped(
 def test_without_early_stopping_the_validation_part_is_not_touched(
     method: str,
 ) -> None:
-    plan = plan_for(method=method)
-    clean, blind = play_all(plan), play_all(with_part(plan, "val"))
+    ready = prepared_for(method=method)
+    clean, blind = play_all(ready), play_all(with_part(ready, "val"))
     assert same_bits(clean.federation.global_state, blind.federation.global_state)
-    for mine, other in zip(clean.reports, blind.reports, strict=True):
-        assert mine.accuracies == other.accuracies
+    for mine, other in zip(clean.rounds, blind.rounds, strict=True):
+        assert mine.scores == other.scores
         assert mine.judged == other.judged
-    for client, memory in clean.engine.memories.items():
-        if memory.own is not None:
-            assert same_bits(memory.own.state, blind.own(client))
+    for client in clean.federation.last:
+        if clean.memory(client).own is not None:
+            assert same_bits(clean.own(client), blind.own(client))
 
 
 def test_with_early_stopping_the_validation_part_decides() -> None:
-    plan = plan_for(early_stopping=True, rounds=6)
-    clean, blind = play_all(plan), play_all(with_part(plan, "val", 5.0))
+    ready = prepared_for(early_stopping=True, rounds=6)
+    clean, blind = play_all(ready), play_all(with_part(ready, "val", 5.0))
     assert clean.federation.stopped != blind.federation.stopped
 
 
@@ -365,20 +568,23 @@ def test_with_early_stopping_the_validation_part_decides() -> None:
 def test_the_test_part_moves_no_weight_no_statistic_and_stops_nobody(
     method: str,
 ) -> None:
-    plan = plan_for(method=method, early_stopping=True, rounds=5, judge__every=1)
-    clean, blind = play_all(plan), play_all(with_part(plan, "test"))
+    ready = prepared_for(method=method, early_stopping=True, rounds=5, judge__every=1)
+    clean, blind = play_all(ready), play_all(with_part(ready, "test", 5.0))
+    assert clean.rounds[-1].scores != blind.rounds[-1].scores  # it is looked at
     assert clean.federation.round == blind.federation.round
     assert clean.federation.stopped == blind.federation.stopped
     assert same_bits(clean.federation.global_state, blind.federation.global_state)
-    for client, memory in clean.engine.memories.items():
-        assert memory.losses == blind.engine.memories[client].losses
+    assert clean.federation.last == blind.federation.last
+    for client in clean.federation.last:
+        memory, other = clean.memory(client), blind.memory(client)
+        assert memory.losses == other.losses
+        assert (memory.own is None) == (other.own is None)
         if memory.own is not None:
             assert same_bits(memory.own.state, blind.own(client))
 
 
 def test_under_the_paper_s_split_validation_and_test_are_one_part() -> None:
-    plan = plan_for(data__split="paper")
-    for split in plan.splits:
+    for split in prepared_for(data__split="paper").examples.splits:
         assert split.val.tolist() == split.test.tolist()
         assert not set(split.train.tolist()) & set(split.test.tolist())
 
@@ -412,16 +618,17 @@ def test_personal_models_alias_neither_each_other_nor_the_global_one() -> None:
 
 
 def test_judging_changes_neither_model_nor_mode() -> None:
-    plan = plan_for()
-    workspace = Workspace(plan)
-    model = workspace.full.model.train()
-    state = noisy(plan.initial, 3)
+    ready = prepared_for()
+    client = client_of(ready)
+    model = client.workbench.full.model.train()
+    state = noisy(ready.plan.initial, 3)
     copy = {name: tensor.clone() for name, tensor in state.items()}
-    memory = Memory(Held(state))
-    first = judge(plan, workspace, 1, 0, memory, plan.initial)
-    assert judge(plan, workspace, 1, 0, memory, plan.initial) == first
+    memory, request = Memory(ModelState(state)), JudgeRequest(1, 0, 1, "personal")
+    first = client.judge(request, memory, ready.plan.initial)
+    assert client.judge(request, memory, ready.plan.initial) == first
     assert same_bits(state, copy)
     assert same_bits(dict(model.state_dict()), copy)
+    assert model.training
 
 
 def test_a_personal_model_is_ready_for_use() -> None:

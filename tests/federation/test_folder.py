@@ -1,8 +1,9 @@
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,20 @@ from torch import nn
 
 import fedspu
 from fedspu import runs
+from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
-from fedspu.federation.client import Memory
-from fedspu.federation.folder import (
-    RunFolder,
-    read_checkpoint,
-    read_lines,
-    read_personal,
-)
-from fedspu.federation.rounds import Accuracies
+from fedspu.federation import memory as memory_module
+from fedspu.federation.folder import RunFolder
+from fedspu.federation.messages import Request, TrainReply
+from fedspu.federation.rounds import Answer, Cost, Round, Scores
+from fedspu.federation.saved_run import SavedRun
 from fedspu.federation.server import Federation
-from fedspu.methods.method import Held
+from fedspu.methods import make_method
+from fedspu.methods.method import ClientRound, Memory, Method, ModelState, Offer
+from fedspu.settings import MethodSettings
 from tests.oracles.federation import (
     ConvNet,
+    empty_reply,
     examples,
     folder_content,
     mlp,
@@ -37,23 +39,35 @@ State = fedspu.State
 
 
 def state(value: float) -> State:
-    return {"w": torch.full((2, 3), value), "n": torch.tensor(7)}
+    return {"w": torch.full((2, 3), float(value)), "n": torch.tensor(7)}
 
 
 def new_folder(path: Path) -> RunFolder:
-    return RunFolder.create(path, 'model = "x"\n', state(0.0))
+    return RunFolder.create(path, 'model = "x"\n', '{"neurons": 1}', state(0.0))
 
 
-def save_round(folder: RunFolder, t: int, *clients: int) -> None:
-    folder.save(
-        Federation(t, state(t), frozenset({9}), frozenset(clients)),
-        Accuracies(dict.fromkeys(clients, 0.25), frozenset(clients), 0.1 * t),
-        {
-            k: folder.shelf.put(k, t, Memory(Held(state(10 * t + k)), (0.1, 1 / 3)))
-            for k in clients
-        },
-        {"rounds.jsonl": [{"round": t}]},
-    )
+def save(folder: RunFolder, federation: Federation, scores: Scores) -> None:
+    """Save a round in which those took part whose last round it is."""
+    t = federation.round
+    answers = {
+        client: Answer(empty_reply(t, client), Cost(0, 0, 0, 0, 0.0))
+        for client, last in federation.last.items()
+        if last == t
+    }
+    lines = {"rounds.jsonl": [{"round": t}]}
+    folder.save(Round(federation, answers, scores=scores), lines)
+
+
+def save_round(folder: RunFolder, t: int, *clients: int, **given: Any) -> None:
+    """Save a round in which these took part."""
+    for k in clients:
+        kept = Memory(ModelState(state(10 * t + k)), (0.1, 1 / 3))
+        folder.shelf.put(k, t, kept)
+    before = SavedRun(folder.path).checkpoint()
+    last = {**before.federation.last, **dict.fromkeys(clients, t)}
+    federation = Federation(t, state(t), frozenset({9}), last, **given)
+    personal = {**before.scores.personal, **dict.fromkeys(clients, 0.25)}
+    save(folder, federation, Scores(personal, frozenset(last), 0.1 * t))
 
 
 # What is written is what is read ------------------------------------------------------
@@ -64,31 +78,36 @@ def test_a_saved_round_is_read_again_bit_for_bit(tmp_path: Path) -> None:
     save_round(folder, 1, 0, 2)
     save_round(folder, 2, 2, 3)
     folder.close()
-    found = read_checkpoint(tmp_path / "run")
-    assert found.federation.round == 2
+    saved = SavedRun(tmp_path / "run")
+    found = saved.checkpoint()
+    assert found.federation.round == saved.round == 2
     assert found.federation.stopped == {9}
     assert same_bits(found.federation.global_state, state(2))
-    assert found.memories.keys() == {0, 2, 3}
-    expected = {0: 10, 2: 22, 3: 23}
-    for client, memory in found.memories.items():
+    assert found.federation.last == {0: 1, 2: 2, 3: 2}
+    for client, value in {0: 10, 2: 22, 3: 23}.items():
+        memory = saved.memory(client)
         assert memory.own is not None
-        assert same_bits(memory.own.state, state(expected[client]))
+        assert same_bits(memory.own.state, state(value))
         assert memory.own.active is None
-        assert same_bits(
-            own_of(read_personal(tmp_path / "run", client)).state, memory.own.state
-        )
         assert memory.losses == (0.1, 1 / 3)
-    assert found.accuracies.personal == {0: 0.25, 2: 0.25, 3: 0.25}
-    assert found.accuracies.global_ == 0.1 * 2
-    assert read_lines(tmp_path / "run", "rounds.jsonl") == [{"round": 1}, {"round": 2}]
+    assert found.scores.personal == {0: 0.25, 2: 0.25, 3: 0.25}
+    assert found.scores.participating == {0, 2, 3}
+    assert found.scores.global_ == 0.1 * 2
+    assert saved.lines("rounds.jsonl") == [{"round": 1}, {"round": 2}]
+    assert saved.plan_text() == '{"neurons": 1}'
+    assert not saved.is_finished
 
 
 def test_a_new_folder_stands_at_round_0(tmp_path: Path) -> None:
     new_folder(tmp_path / "a" / "run").close()
-    found = read_checkpoint(tmp_path / "a" / "run")
+    saved = SavedRun(tmp_path / "a" / "run")
+    found = saved.checkpoint()
     assert found.federation.round == 0
     assert same_bits(found.federation.global_state, state(0.0))
-    assert found.memories == {}
+    assert same_bits(saved.initial(), state(0.0))
+    assert found.federation.last == {}
+    assert found.federation.extra == {}
+    assert found.scores == Scores()
 
 
 def test_only_the_last_round_s_models_are_kept(tmp_path: Path) -> None:
@@ -107,6 +126,7 @@ def test_only_the_last_round_s_models_are_kept(tmp_path: Path) -> None:
         "federation.json",
         "global-round-3.safetensors",
         "initial.safetensors",
+        "plan.json",
     ]
 
 
@@ -115,7 +135,8 @@ def test_model_files_are_plain_safetensors(tmp_path: Path) -> None:
     save_round(folder, 1, 4)
     folder.close()
     read = load_file(tmp_path / "run/personal/client-4-round-1.safetensors")
-    assert same_bits(read, state(14))
+    losses = torch.tensor([0.1, 1 / 3], dtype=torch.float64)
+    assert same_bits(read, {**state(14), "losses:": losses})
 
 
 def test_a_slim_model_is_read_again_with_the_neurons_it_has(tmp_path: Path) -> None:
@@ -123,48 +144,58 @@ def test_a_slim_model_is_read_again_with_the_neurons_it_has(tmp_path: Path) -> N
     kept = {"fc": torch.tensor([1, 4]), "a.b": torch.tensor([0])}
     slim = {"fc": torch.tensor([1, 4]), "a.b": torch.tensor([0, 1])}  # a.b whole
     memories = {
-        3: Memory(Held(state(5), slim), (0.5,), kept),
-        4: Memory(Held(state(6))),
+        3: Memory(ModelState(state(5), slim), (0.5,), kept),
+        4: Memory(ModelState(state(6))),
         5: Memory(None, (), kept),
-        6: Memory(Held(state(7), slim)),
+        6: Memory(ModelState(state(7), slim)),
     }
-    folder.save(
-        Federation(1, state(1), met=frozenset({3}), kept={3: kept}),
-        Accuracies(),
-        {k: folder.shelf.put(k, 1, memory) for k, memory in memories.items()},
-        {},
-    )
-    folder.close()
-    found = read_checkpoint(tmp_path / "run")
     for client, memory in memories.items():
-        assert_same(found.memories[client], memory)
-    assert same_bits(own_of(read_personal(tmp_path / "run", 3)).active or {}, slim)
+        folder.shelf.put(client, 1, memory)
+    last = dict.fromkeys(memories, 1)
+    save(folder, Federation(1, state(1), last=last, kept={3: kept}), Scores())
+    folder.close()
+    saved = SavedRun(tmp_path / "run")
+    for client, memory in memories.items():
+        assert_same(saved.memory(client), memory)
     # The server knows what was chosen too.
-    assert found.federation.kept.keys() == {3}
-    assert same_bits(found.federation.kept[3], kept)
-
-
-def own_of(memory: Memory) -> Held:
-    assert memory.own is not None
-    return memory.own
+    federation = saved.checkpoint().federation
+    assert federation.kept.keys() == {3}
+    assert same_bits(dict(federation.kept[3]), kept)
 
 
 def assert_same(a: Memory, b: Memory) -> None:
     assert a.losses == b.losses
-    assert same_bits(a.kept or {}, b.kept or {})
+    assert same_bits(a.extra, b.extra)
     assert (a.own is None) == (b.own is None)
     if a.own is not None and b.own is not None:
         assert same_bits(a.own.state, b.own.state)
         assert same_bits(a.own.active or {}, b.own.active or {})
 
 
-def test_a_client_that_never_took_part_has_w0(tmp_path: Path) -> None:
+def test_of_a_client_that_never_took_part_nothing_is_kept(tmp_path: Path) -> None:
     folder = new_folder(tmp_path / "run")
     save_round(folder, 1, 0)
     folder.close()
-    own = own_of(read_personal(tmp_path / "run", 5))
-    assert own.active is None
-    assert same_bits(own.state, state(0.0))
+    saved = SavedRun(tmp_path / "run")
+    assert saved.memory(5) == Memory()
+    assert same_bits(saved.initial(), state(0.0))
+
+
+def test_the_server_s_memory_is_read_again_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    folder = new_folder(path)
+    extra = {"mean:w": torch.tensor([0.1, -0.0], dtype=torch.float64)}
+    for t in (1, 2):
+        save_round(folder, t, 0, extra={**extra, "turns": torch.tensor(t)})
+    found = SavedRun(path).checkpoint().federation.extra
+    assert same_bits(found, {**extra, "turns": torch.tensor(2)})
+    assert [p.name for p in path.glob("checkpoint/extra-*")] == [
+        "extra-round-2.safetensors"
+    ]
+    save_round(folder, 3, 0)  # it has none any more
+    assert SavedRun(path).checkpoint().federation.extra == {}
+    assert list(path.glob("checkpoint/extra-*")) == []
+    folder.close()
 
 
 # In use ------------------------------------------------------------------------------
@@ -217,25 +248,26 @@ def test_a_run_that_comes_second_does_not_remove_the_first_one_s_folder(
     with pytest.raises(StorageError):
         new_folder(path)
     first[0].close()
-    assert read_checkpoint(path).federation.round == 1
+    assert SavedRun(path).round == 1
 
 
 def test_a_run_that_was_finished_meanwhile_is_not_played_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process goes on with the run while this one lays out its data."""
+    """Another process goes on with the run while this one prepares its data."""
     path = interrupted(tmp_path / "run", after=1)
-    lay_out = runs.lay_out
+    prepare = runs.prepare
 
-    def slowly(*args: Any) -> Any:
-        monkeypatch.setattr(runs, "lay_out", lay_out)
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(runs, "prepare", prepare)
         with suppress(StorageError):  # or it may find that the folder is in use
             fedspu.resume(path, model=ConvNet, data=examples())
-        return lay_out(*args)
+        return prepare(*args, **kwargs)
 
-    monkeypatch.setattr(runs, "lay_out", slowly)
+    monkeypatch.setattr(runs, "prepare", slowly)
     fedspu.resume(path, model=ConvNet, data=examples())
-    assert [line["round"] for line in read_lines(path, "rounds.jsonl")] == [1, 2, 3]
+    lines = SavedRun(path).lines("rounds.jsonl")
+    assert [line["round"] for line in lines] == [1, 2, 3]
 
 
 # Crashes -----------------------------------------------------------------------------
@@ -248,19 +280,28 @@ class Killed(BaseException):
 def interrupted(path: Path, after: int, **given: Any) -> Path:
     """A run folder of a run that was interrupted after so many rounds."""
 
-    def watch(plan: Any, report: Any) -> None:
-        if report.federation.round == after:
+    def watch(plan: Any, played: Any) -> None:
+        if played.federation.round == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedspu.simulate(
-            named(out=path, **given), model=ConvNet, data=examples(), watch=watch
-        )
+        simulate(path, watch=watch, **given)
     return path
 
 
+def simulate(path: Path, watch: Any = None, **given: Any) -> None:
+    method = given.pop("method_record", None)
+    fedspu.simulate(
+        named(out=path, **given),
+        model=ConvNet,
+        data=examples(),
+        method=method,
+        watch=watch,
+    )
+
+
 def whole(path: Path, **given: Any) -> dict[str, bytes]:
-    fedspu.simulate(named(out=path, **given), model=ConvNet, data=examples())
+    simulate(path, **given)
     return folder_content(path)
 
 
@@ -277,41 +318,48 @@ def failing_replace(
     return wrapped
 
 
+@pytest.mark.parametrize("optimizer", ["none", "momentum"])
 def test_a_crash_before_any_rename_leaves_the_round_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    expected = whole(tmp_path / "whole")
-    # Round 0 renames settings, w0, the global model and the index; a round three
-    # personal models, the global one and the index.
-    for crash in range(4, 4 + 3 * 5):
+    given = {"server__optimizer": optimizer}
+    expected = whole(tmp_path / "whole", **given)
+    # Round 0 renames settings, plan, w0, the global model and the index; a round three
+    # personal models, the global one, the server's memory if any, and the index.
+    per_round, crashes = 5, range(5, 5 + 3 * 5)
+    if optimizer != "none":  # in the second round alone
+        per_round, crashes = 6, range(5 + 6, 5 + 2 * 6)
+    for crash in crashes:
         count = iter(range(100))
         path = tmp_path / f"crash-{crash}"
         with monkeypatch.context() as patch:
             fails = failing_replace(lambda _, n=count, c=crash: next(n) == c, Killed())  # type: ignore[misc]  # bound now
             patch.setattr(os, "replace", fails)
             with pytest.raises(Killed):
-                fedspu.simulate(named(out=path), model=ConvNet, data=examples())
-        assert read_checkpoint(path).federation.round == (crash - 4) // 5
+                simulate(path, **given)
+        assert SavedRun(path).round == (crash - 5) // per_round
         fedspu.resume(path, model=ConvNet, data=examples())
         assert folder_content(path) == expected
 
 
+@pytest.mark.parametrize("name", ["global-round-1", "extra-round-1", "-round-1.saf"])
 def test_a_crash_after_the_rename_leaves_the_round_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    expected = whole(tmp_path / "whole")
+    given = {"server__optimizer": "momentum", "clients__per_round": 6}
+    expected = whole(tmp_path / "whole", **given)
     path, unlink = tmp_path / "crash", Path.unlink
 
     def killed(self: Path, *args: Any, **kwargs: Any) -> None:
-        if "global-round-1" in self.name:
+        if name in self.name:
             raise Killed
         unlink(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", killed)
         with pytest.raises(Killed):
-            fedspu.simulate(named(out=path), model=ConvNet, data=examples())
-    assert read_checkpoint(path).federation.round == 2
+            simulate(path, **given)
+    assert SavedRun(path).round == 2
     fedspu.resume(path, model=ConvNet, data=examples())
     assert folder_content(path) == expected
 
@@ -343,7 +391,7 @@ def test_a_full_disk_at_the_beginning_leaves_no_folder(
 ) -> None:
     monkeypatch.setattr(os, "replace", full("federation.json"))
     with pytest.raises(StorageError, match="No space left") as caught:
-        fedspu.simulate(named(out=tmp_path / "run"), model=ConvNet, data=examples())
+        simulate(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
     assert "--resume" not in str(caught.value)  # there is nothing to go on with
 
@@ -358,8 +406,8 @@ def test_a_full_disk_on_the_way_says_what_is_saved(
         # One round is saved: three clients, and round 0's global model and index.
         patch.setattr(os, "replace", full(name, after=3 if name[0] == "c" else 2))
         with pytest.raises(StorageError, match="rounds up to 1 are saved"):
-            fedspu.simulate(named(out=path), model=ConvNet, data=examples())
-    assert read_checkpoint(path).federation.round == 1
+            simulate(path)
+    assert SavedRun(path).round == 1
     assert not list(path.rglob("*.part"))
     fedspu.resume(path, model=ConvNet, data=examples())
     assert folder_content(path) == expected
@@ -380,7 +428,7 @@ def cut(path: Path) -> None:
 
 
 def scramble(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"met"', b'"MET"'))
+    path.write_bytes(path.read_bytes().replace(b'"clients"', b'"CLIENTS"'))
 
 
 def only(path: Path, pattern: str) -> Path:
@@ -406,6 +454,10 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "half a global model": lambda p: cut(only(p, "checkpoint/global-*")),
     "no personal model": lambda p: only(p, "personal/*").unlink(),
     "half a personal model": lambda p: cut(only(p, "personal/*")),
+    "no memory of the server": lambda p: only(p, "checkpoint/extra-*").unlink(),
+    "half a memory of the server": lambda p: cut(only(p, "checkpoint/extra-*")),
+    "no first model": lambda p: (p / "checkpoint/initial.safetensors").unlink(),
+    "half a first model": lambda p: cut(p / "checkpoint/initial.safetensors"),
     "no record": lambda p: (p / "rounds.jsonl").unlink(),
     "half a record": lambda p: cut(p / "rounds.jsonl"),
     "no client record": lambda p: (p / "clients.jsonl").unlink(),
@@ -420,10 +472,26 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 def test_a_damaged_folder_is_a_storage_error_that_names_it(
     tmp_path: Path, damage: str
 ) -> None:
-    path = interrupted(tmp_path / "run", after=2)
+    path = interrupted(tmp_path / "run", after=2, server__optimizer="momentum")
     DAMAGE[damage](path)
     with pytest.raises(StorageError, match=str(path)):
         fedspu.resume(path, model=ConvNet, data=examples())
+
+
+@pytest.mark.parametrize("length", [0, 7, -1])
+def test_a_memory_that_is_cut_off_is_found_out_without_reading_it(
+    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands of them."""
+    folder = new_folder(tmp_path / "run")
+    save_round(folder, 1, 3, 4)
+    folder.close()
+    monkeypatch.setattr(memory_module, "load_file", None)
+    RunFolder.open(tmp_path / "run").close()
+    file = tmp_path / "run/personal/client-3-round-1.safetensors"
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(StorageError, match=file.name):
+        RunFolder.open(tmp_path / "run")
 
 
 def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
@@ -460,3 +528,81 @@ def test_another_model_than_the_run_s_is_refused(tmp_path: Path, model: Any) -> 
     with pytest.raises(FedSPUError):
         fedspu.resume(path, model=model, data=examples())
     assert folder_content(path) == before
+
+
+# What methods and clients leave in it -------------------------------------------------
+
+
+def counting(seen: dict[int, State]) -> Method:
+    """FedAvg that counts turns on the server, and notes what its offers are given."""
+
+    def offer(now: ClientRound) -> Offer:
+        seen[now.round] = {name: t.clone() for name, t in now.server.items()}
+        return Offer(now.neurons.everything())
+
+    def count(extra: State, replies: Mapping[int, TrainReply]) -> State:
+        turns = extra.get("turns", torch.zeros(6)).clone()
+        for client in replies:
+            turns[client] += 1
+        return {"turns": turns}
+
+    record = make_method(MethodSettings(name="fedavg"))
+    return replace(record, offer=offer, server=count)
+
+
+def test_a_resumed_run_offers_by_the_server_s_memory_of_the_one_interrupted(
+    tmp_path: Path,
+) -> None:
+    straight: dict[int, State] = {}
+    resumed: dict[int, State] = {}
+    expected = whole(tmp_path / "whole", method_record=counting(straight))
+    path = interrupted(tmp_path / "run", after=2, method_record=counting({}))
+    fedspu.resume(path, model=ConvNet, data=examples(), method=counting(resumed))
+    assert folder_content(path) == expected
+    assert float(straight[3]["turns"].sum()) == 6
+    assert resumed.keys() == {3}
+    assert same_bits(resumed[3], straight[3])
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_resumed_run_steps_by_the_means_of_the_one_interrupted(
+    tmp_path: Path, optimizer: str
+) -> None:
+    given = {"server__optimizer": optimizer, "server__lr": 0.5}
+    expected = whole(tmp_path / "whole", **given)
+    assert any("extra-round-3" in name for name in expected)
+    path = interrupted(tmp_path / "run", after=1, **given)
+    fedspu.resume(path, model=ConvNet, data=examples())
+    assert folder_content(path) == expected
+
+
+def test_a_refused_turn_is_recorded_and_leaves_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 2's second reply is not finite; then it begins from its first turn."""
+    exchange = LocalEngine.exchange
+
+    def broken(
+        self: LocalEngine, requests: Mapping[int, Request], broadcast: Any = None
+    ) -> Iterator[tuple[int, Answer]]:
+        for client, answer in exchange(self, requests, broadcast):
+            reply = answer.reply
+            if isinstance(reply, TrainReply) and (reply.round, client) == (2, 2):
+                reply = replace(reply, train_loss=float("nan"))
+            yield client, replace(answer, reply=reply)
+
+    monkeypatch.setattr(LocalEngine, "exchange", broken)
+    given = {"clients__per_round": 6}
+    expected = whole(tmp_path / "whole", **given)
+    path = interrupted(tmp_path / "run", after=2, **given)
+    lines = SavedRun(path).lines("rounds.jsonl")
+    reasons = [line["refused_clients"] for line in lines]
+    assert reasons == [{}, {"2": "its training loss is nan"}]
+    assert SavedRun(path).checkpoint().federation.last[2] == 1
+    assert sorted(p.name for p in path.glob("personal/client-2-*")) == [
+        "client-2-round-1.safetensors"
+    ]
+    fedspu.resume(path, model=ConvNet, data=examples())
+    assert folder_content(path) == expected
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["refused_turns"] == 1

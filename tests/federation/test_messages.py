@@ -3,6 +3,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from math import ceil, prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,20 +12,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspu import Active, Blocks, FedSPUError, Payload, choose_ordered, choose_random
+from fedspu import (
+    Active,
+    Blocks,
+    FedSPUError,
+    Payload,
+    State,
+    choose_ordered,
+    choose_random,
+)
+from fedspu.errors import ModelError
 from fedspu.federation.messages import (
+    JudgeReply,
+    JudgeRequest,
     Packet,
     Reply,
     Request,
+    TrainReply,
+    TrainRequest,
+    check_reply,
     pack_reply,
     pack_request,
+    pack_state,
     unpack_reply,
     unpack_request,
+    unpack_state,
 )
 from fedspu.federation.plan import Plan
-from fedspu.methods.method import Offer
+from fedspu.methods.method import Offer, Which
+from fedspu.neurons.choose import as_fraction
 from fedspu.streams import KEY_BYTES, generator, stream_key
-from tests.oracles.federation import ConvNet, bits, mlp, plan_for, same_bits, wide_mlp
+from tests.oracles.federation import (
+    ConvNet,
+    bits,
+    empty_reply,
+    mlp,
+    plan_for,
+    same_bits,
+    wide_mlp,
+)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -42,11 +68,11 @@ def base_plan(model: str) -> Plan:
 def plan_at(model: str, p: float, dtype: str = "float32", norm: str = "local") -> Plan:
     """A plan whose clients all have capacity p, with its values in one dtype."""
     base = base_plan(model)
-    clients = base.settings.clients.model_copy(update={"capacities": (p,)})
     policy = base.settings.norm.model_copy(update={"policy": norm})
     return replace(
         base,
-        settings=base.settings.model_copy(update={"clients": clients, "norm": policy}),
+        settings=base.settings.model_copy(update={"norm": policy}),
+        capacities=(as_fraction(p),) * base.num_clients,
         initial={
             name: t.to(DTYPES[dtype]) if t.is_floating_point() else t
             for name, t in base.initial.items()
@@ -79,6 +105,19 @@ def same_active(a: Active, b: Active) -> bool:
 
 
 shares = st.integers(1, 100).map(lambda percent: percent / 100)
+rounds = st.integers(0, 2**32 - 1)
+
+
+def train_request(
+    offer: Offer | None, payload: Payload, initial: State | None = None
+) -> TrainRequest:
+    """What client 0 is asked in round 1."""
+    return TrainRequest(1, 0, 0, offer, payload, initial)
+
+
+def sent(plan: Plan, request: Request) -> Request:
+    """A request as it arrives."""
+    return unpack_request(plan, pack_request(plan, request))
 
 
 @given(
@@ -89,7 +128,7 @@ shares = st.integers(1, 100).map(lambda percent: percent / 100)
     has_offer=st.booleans(),
     has_key=st.booleans(),
     has_initial=st.booleans(),
-    numbers=st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 5)),
+    numbers=st.tuples(rounds, st.integers(0, 5), rounds),
     seed=st.integers(0, 999),
 )
 def test_a_request_survives_its_bytes_bit_for_bit(
@@ -100,7 +139,7 @@ def test_a_request_survives_its_bytes_bit_for_bit(
     has_offer: bool,
     has_key: bool,
     has_initial: bool,
-    numbers: tuple[int, int],
+    numbers: tuple[int, int, int],
     seed: int,
 ) -> None:
     plan, rng = plan_at(model, p, dtype, norm), np.random.default_rng(seed)
@@ -113,12 +152,13 @@ def test_a_request_survives_its_bytes_bit_for_bit(
     initial = None
     if has_initial:
         initial = {**plan.initial, **random_payload(plan, everything, rng)}
-    request = Request(*numbers, offer, payload, initial)
+    request = TrainRequest(*numbers, offer, payload, initial)
 
     packet = pack_request(plan, request)
     read = unpack_request(plan, packet)
 
-    assert (read.round, read.client) == numbers
+    assert isinstance(read, TrainRequest)
+    assert (read.round, read.client, read.last) == numbers
     assert same_bits(read.payload, payload)
     assert (read.offer is None) == (offer is None)
     if offer is not None and read.offer is not None:
@@ -140,8 +180,9 @@ def test_neurons_that_were_not_drawn_from_the_key_arrive_all_the_same(
     offer = Offer(active, key=rng.bytes(KEY_BYTES))  # that of another choice
     payload = random_payload(plan, plan.travelling(active), rng)
 
-    read = unpack_request(plan, pack_request(plan, Request(1, 0, offer, payload, None)))
+    read = sent(plan, train_request(offer, payload))
 
+    assert isinstance(read, TrainRequest)
     assert read.offer is not None
     assert same_active(read.offer.active, active)
 
@@ -155,6 +196,7 @@ def test_neurons_that_were_not_drawn_from_the_key_arrive_all_the_same(
     val_loss=st.none() | st.floats(),
     has_stopped=st.booleans(),
     num_examples=st.integers(1, 2**32 - 1),
+    numbers=st.tuples(rounds, rounds),
     seed=st.integers(0, 999),
 )
 def test_a_reply_survives_its_bytes_bit_for_bit(
@@ -166,6 +208,7 @@ def test_a_reply_survives_its_bytes_bit_for_bit(
     val_loss: float | None,
     has_stopped: bool,
     num_examples: int,
+    numbers: tuple[int, int],
     seed: int,
 ) -> None:
     plan, rng = plan_at(model, p, dtype), np.random.default_rng(seed)
@@ -177,11 +220,16 @@ def test_a_reply_survives_its_bytes_bit_for_bit(
     }[kind]
     where = {} if active is None else plan.travelling(active)
     payload = random_payload(plan, where, rng)
-    reply = Reply(active, payload, num_examples, train_loss, val_loss, has_stopped)
+    reply = TrainReply(
+        *numbers, active, payload, num_examples, train_loss, val_loss, has_stopped
+    )
+    request = train_request(offer, {})
 
-    packet = pack_reply(plan, reply, offer)
-    read = unpack_reply(plan, packet, 0, offer)
+    packet = pack_reply(plan, request, reply)
+    read = unpack_reply(plan, request, packet)
 
+    assert isinstance(read, TrainReply)
+    assert (read.round, read.client) == numbers
     assert same_bits(read.payload, payload)
     assert (read.active is None) == (active is None)
     if active is not None and read.active is not None:
@@ -194,6 +242,54 @@ def test_a_reply_survives_its_bytes_bit_for_bit(
     assert packet.values == b"".join(map(bits, payload.values()))
 
 
+@given(
+    numbers=st.tuples(rounds, st.integers(0, 5), rounds),
+    which=st.sampled_from(["personal", "global"]),
+)
+def test_a_judge_request_survives_its_bytes(
+    numbers: tuple[int, int, int], which: Which
+) -> None:
+    plan, request = base_plan("mlp"), JudgeRequest(*numbers, which)
+    packet = pack_request(plan, request)
+    assert unpack_request(plan, packet) == request
+    # The server's model goes beside requests, not in them.
+    assert packet == Packet(packet.header)
+
+
+@given(
+    numbers=st.tuples(rounds, rounds, rounds),
+    loss=st.floats(),
+    value=st.floats(),
+    which=st.sampled_from(["personal", "global"]),
+)
+def test_a_judge_reply_survives_its_bytes_bit_for_bit(
+    numbers: tuple[int, int, int], loss: float, value: float, which: Which
+) -> None:
+    plan, request = base_plan("mlp"), JudgeRequest(1, 0, 0, which)
+    packet = pack_reply(plan, request, JudgeReply(*numbers, loss, value))
+    read = unpack_reply(plan, request, packet)
+    assert isinstance(read, JudgeReply)
+    assert (read.round, read.client, read.num_examples) == numbers
+    assert struct.pack("dd", read.loss, read.value) == struct.pack("dd", loss, value)
+    assert packet == Packet(packet.header)
+
+
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    seed=st.integers(0, 99),
+    rest=st.binary(max_size=3),
+)
+def test_a_whole_state_survives_its_bytes_bit_for_bit(
+    model: str, dtype: str, seed: int, rest: bytes
+) -> None:
+    plan, rng = plan_at(model, 1.0, dtype), np.random.default_rng(seed)
+    whole: Blocks = {name: (None,) * t.dim() for name, t in plan.initial.items()}
+    state = random_payload(plan, whole, rng)
+    # Of a place that is shared and larger than the state, the rest does not matter.
+    assert same_bits(unpack_state(plan, pack_state(plan, state) + rest), state)
+
+
 # Positions ---------------------------------------------------------------------------
 
 
@@ -201,7 +297,7 @@ def packed_offer(plan: Plan, offer: Offer) -> Packet:
     payload = random_payload(
         plan, plan.travelling(offer.active), np.random.default_rng(0)
     )
-    return pack_request(plan, Request(1, 0, offer, payload, None))
+    return pack_request(plan, train_request(offer, payload))
 
 
 def test_few_neurons_travel_as_a_bitmap() -> None:
@@ -236,7 +332,8 @@ def test_a_client_that_trained_what_it_was_sent_sends_one_byte_of_positions() ->
     offer = random_offer(plan, stream_key(0, "neurons", 1, 0))
     where = plan.travelling(offer.active)
     payload = random_payload(plan, where, np.random.default_rng(0))
-    packet = pack_reply(plan, Reply(offer.active, payload, 9, 0.5, None, False), offer)
+    reply = empty_reply(1, 0, active=offer.active, payload=payload)
+    packet = pack_reply(plan, train_request(offer, payload), reply)
     assert len(packet.positions) == 1
 
 
@@ -257,15 +354,17 @@ def test_under_the_local_policy_no_norm_tensor_travels() -> None:
     rng = np.random.default_rng(0)
     packet = packed_offer(plan, offer)
     read = unpack_request(plan, packet)
+    assert isinstance(read, TrainRequest)
     assert set(read.payload) == {
         f"{layer}.{name}"
         for layer in ("conv1", "conv2", "fc")
         for name in ("weight", "bias")
     }
-    reply = Reply(offer.active, random_payload(plan, where, rng), 1, 0.0, None, False)
+    payload = random_payload(plan, where, rng)
+    reply = empty_reply(1, 0, active=offer.active, payload=payload)
     num_values = 4 * 9 + 4 + 6 * 4 * 9 + 6 + 3 * 24 + 3
     assert len(packet.values) == 4 * num_values
-    assert len(pack_reply(plan, reply, offer).values) == 4 * num_values
+    assert len(pack_reply(plan, read, reply).values) == 4 * num_values
 
 
 # Damage ------------------------------------------------------------------------------
@@ -276,7 +375,7 @@ def whole_request(form: str) -> tuple[Plan, Packet]:
     offer = random_offer(plan, stream_key(0, "neurons", 1, 0))
     rng = np.random.default_rng(0)
     payload = random_payload(plan, plan.travelling(offer.active), rng)
-    return plan, pack_request(plan, Request(1, 0, offer, payload, plan.initial))
+    return plan, pack_request(plan, train_request(offer, payload, plan.initial))
 
 
 @pytest.mark.parametrize("form", ["stream", "bitmap"])
@@ -315,12 +414,14 @@ def test_a_reply_cut_short_is_refused(part: str, end: int) -> None:
     }
     where = plan.travelling(active)
     payload = random_payload(plan, where, np.random.default_rng(0))
-    packet = pack_reply(plan, Reply(active, payload, 9, 0.5, None, False), offer)
+    request = train_request(offer, {})
+    reply = empty_reply(1, 0, active=active, payload=payload)
+    packet = pack_reply(plan, request, reply)
     if part == "positions" and end == 0:
         pytest.skip("a reply without positions is one of a method without exchange")
     cut = replace(packet, **{part: getattr(packet, part)[:end]})
     with pytest.raises(FedSPUError):
-        unpack_reply(plan, cut, 0, offer)
+        unpack_reply(plan, request, cut)
 
 
 def test_positions_of_no_known_form_are_refused() -> None:
@@ -332,14 +433,155 @@ def test_positions_of_no_known_form_are_refused() -> None:
 def test_what_is_read_shares_no_memory_with_what_was_sent() -> None:
     plan = plan_at("convnet", 1.0, norm="aggregate")
     state: dict[str, Tensor] = {n: t.clone() for n, t in plan.initial.items()}
-    request = Request(1, 0, Offer(plan.neurons.everything()), {}, state)
-    request = replace(
-        request,
-        payload={n: state[n] for n in plan.travelling(request.offer.active)},  # type: ignore[union-attr]  # it has one
-    )
-    read = unpack_request(plan, pack_request(plan, request))
+    offer = Offer(plan.neurons.everything())
+    payload = {name: state[name] for name in plan.travelling(offer.active)}
+    read = sent(plan, train_request(offer, payload, state))
     for tensor in state.values():
         tensor.zero_()
+    assert isinstance(read, TrainRequest)
     assert float(read.payload["fc.weight"].abs().sum()) > 0
     assert read.initial is not None
     assert float(read.initial["fc.weight"].abs().sum()) > 0
+
+
+# Other messages ----------------------------------------------------------------------
+
+
+JUDGE = JudgeRequest(1, 0, 0, "personal")
+
+
+def headers() -> dict[str, tuple[Callable[[Plan, Packet], object], Packet]]:
+    """For every kind of message, how it is read, and one of them."""
+    plan = base_plan("mlp")
+    train = train_request(None, {})
+    return {
+        "train request": (unpack_request, pack_request(plan, train)),
+        "judge request": (unpack_request, pack_request(plan, JUDGE)),
+        "train reply": (
+            lambda plan, packet: unpack_reply(plan, train, packet),
+            pack_reply(plan, train, empty_reply(1, 0)),
+        ),
+        "judge reply": (
+            lambda plan, packet: unpack_reply(plan, JUDGE, packet),
+            pack_reply(plan, JUDGE, JudgeReply(1, 0, 4, 0.5, 0.5)),
+        ),
+    }
+
+
+MESSAGES = ["train request", "judge request", "train reply", "judge reply"]
+
+
+def test_a_header_has_its_known_length() -> None:
+    lengths = {name: len(packet.header) for name, (_, packet) in headers().items()}
+    assert lengths == dict(zip(MESSAGES, [15, 15, 32, 30], strict=True))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_a_message_of_another_version_is_refused(message: str, version: int) -> None:
+    read, packet = headers()[message]
+    other = replace(packet, header=bytes([version]) + packet.header[1:])
+    with pytest.raises(ModelError, match=rf"version {version}; this fedspu speaks ver"):
+        read(base_plan("mlp"), other)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+@pytest.mark.parametrize("kind", [0, 3, 255])
+def test_a_message_of_another_kind_is_refused(message: str, kind: int) -> None:
+    read, packet = headers()[message]
+    header = packet.header[:1] + bytes([kind]) + packet.header[2:]
+    with pytest.raises(ModelError, match=rf"^a message of kind {kind}; expected 1 or"):
+        read(base_plan("mlp"), replace(packet, header=header))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_header_cut_short_or_too_long_is_refused(message: str) -> None:
+    read, packet = headers()[message]
+    whole = packet.header
+    for header in (*(whole[:end] for end in range(len(whole))), whole + b"\0"):
+        with pytest.raises(ModelError, match=rf"^a header of {len(header)} bytes"):
+            read(base_plan("mlp"), replace(packet, header=header))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+@pytest.mark.parametrize("part", ["positions", "values"])
+def test_bytes_that_a_message_has_no_place_for_are_refused(
+    message: str, part: str
+) -> None:
+    read, packet = headers()[message]
+    more: dict[str, Any] = {part: b"\0\0"}
+    with pytest.raises(ModelError):
+        read(base_plan("mlp"), replace(packet, **more))
+
+
+def test_a_request_for_a_client_that_is_not_there_is_refused() -> None:
+    plan = base_plan("mlp")
+    for request in (
+        replace(JUDGE, client=6),
+        replace(train_request(None, {}), client=6),
+    ):
+        with pytest.raises(ModelError, match=r"client 6; expected 0 to 5$"):
+            unpack_request(plan, pack_request(plan, request))
+
+
+# What the server must not use --------------------------------------------------------
+
+
+def refused(reply: Reply) -> str | None:
+    """Why the server refuses this as client 2's reply in round 5."""
+    return check_reply(base_plan("mlp"), 5, 2, reply)
+
+
+NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        empty_reply(5, 2),
+        empty_reply(5, 2, payload={"a": torch.zeros(3), "n": torch.tensor(2)}),
+        empty_reply(5, 2, num_examples=1, train_loss=1e300, val_loss=-3.0),
+        JudgeReply(5, 2, 1, -0.5, 1e9),
+    ],
+)
+def test_a_sound_reply_is_taken(reply: Reply) -> None:
+    assert refused(reply) is None
+
+
+@pytest.mark.parametrize(("t", "client"), [(4, 2), (6, 2), (5, 3), (0, 0)])
+def test_a_reply_of_another_client_or_round_is_refused(t: int, client: int) -> None:
+    why = f"it is of client {client} in round {t}"
+    assert refused(empty_reply(t, client)) == why
+    assert refused(JudgeReply(t, client, 1, 0.5, 0.5)) == why
+
+
+def test_a_reply_from_no_examples_is_refused() -> None:
+    assert refused(empty_reply(5, 2, num_examples=0)) == "it is from 0 examples"
+    assert refused(JudgeReply(5, 2, 0, 0.5, 0.5)) == "it is from 0 examples"
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_reply_with_a_number_that_is_not_finite_is_refused(value: float) -> None:
+    found = refused(empty_reply(5, 2, train_loss=value))
+    assert found == f"its training loss is {value}"
+    assert "accuracy" in (refused(JudgeReply(5, 2, 1, 0.5, value)) or "")
+    assert f"loss {value}" in (refused(JudgeReply(5, 2, 1, value, 0.5)) or "")
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_reply_with_a_validation_loss_that_is_not_finite_is_refused(
+    value: float,
+) -> None:
+    """It is written to the records, which are strict JSON."""
+    assert "validation loss" in (refused(empty_reply(5, 2, val_loss=value)) or "")
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_a_reply_with_a_weight_that_is_not_finite_is_refused(
+    value: float, dtype: torch.dtype
+) -> None:
+    bad = torch.tensor([[0.0, 1.0], [value, 2.0]], dtype=dtype)
+    payload = {"a": torch.zeros(3), "b.weight": bad, "n": torch.tensor(2)}
+    found = refused(empty_reply(5, 2, payload=payload))
+    assert found == "its b.weight is not finite"

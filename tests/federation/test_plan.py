@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -7,16 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedspu
+from fedspu.data.examples import allot, divide
+from fedspu.data.own.arrays import from_arrays
 from fedspu.errors import DataError, FedSPUError, ModelError, SettingsError
-from fedspu.federation.plan import allot, divide
-from fedspu.settings import make_settings
+from fedspu.resolve import resolve
+from fedspu.runs import prepare
+from fedspu.tasks import find_task
 from tests.oracles.federation import (
     ConvNet,
     examples,
     mlp,
     named,
     plan_for,
+    prepared_for,
     same_bits,
     wide_mlp,
 )
@@ -35,7 +39,7 @@ def capacities(number: int, given: list[float]) -> list[Fraction]:
 
 
 def test_the_default_is_five_equal_clusters_in_client_order() -> None:
-    plan = fedspu.runs.lay_out({"clients.number": 100, "data.name": "digits"})
+    plan = prepare({"clients.number": 100, "data.name": "digits"}).plan
     found = [float(plan.capacity(client)) for client in range(100)]
     assert found == [p for p in (0.2, 0.4, 0.6, 0.8, 1.0) for _ in range(20)]
 
@@ -57,8 +61,8 @@ def test_uneven_clusters_differ_by_one_client_at_most() -> None:
 def test_less_capacity_than_for_one_neuron_is_noted_and_one_is_active() -> None:
     with pytest.warns(UserWarning, match=r"0\.2 is less than one neuron of conv1; one"):
         plan = plan_for(clients__capacities=[0.2, 1.0])  # of 4 and 6 neurons
-    offer = plan.method.offer(plan.situation(1, 0))
-    assert offer is not None
+    assert plan.method.offer is not None
+    offer = plan.method.offer(plan.client_round(1, 0))
     assert {name: len(indices) for name, indices in offer.active.items()} == {
         "conv1": 1,
         "conv2": 1,
@@ -69,10 +73,9 @@ def test_less_capacity_than_for_one_neuron_is_noted_and_one_is_active() -> None:
 
 
 def test_every_example_has_one_owner_and_one_use() -> None:
-    plan = plan_for()
     parts = [
         getattr(split, part)
-        for split in plan.splits
+        for split in prepared_for().examples.splits
         for part in ("train", "val", "test")
     ]
     assert sorted(np.concatenate(parts).tolist()) == list(range(120))
@@ -80,7 +83,8 @@ def test_every_example_has_one_owner_and_one_use() -> None:
 
 def test_the_division_depends_on_seed_and_data_alone() -> None:
     def owned(**given: Any) -> list[list[int]]:
-        return [split.train.tolist() for split in plan_for(**given).splits]
+        splits = prepared_for(**given).examples.splits
+        return [split.train.tolist() for split in splits]
 
     same = owned()
     assert owned(model=mlp, method="local", train__lr=3.0, rounds=9) == same
@@ -90,30 +94,31 @@ def test_the_division_depends_on_seed_and_data_alone() -> None:
 
 def test_settings_and_owners_reach_the_partition() -> None:
     x, y = examples()
-    data = fedspu.data.from_arrays(x, y, owners=np.arange(120) % 6)
-    given = {"model": "net", "clients.number": 6, "clients.per_round": 1}
+    data = from_arrays(x, y, owners=np.arange(120) % 6)
+    given = {"model": "mlp", "clients.number": 6, "clients.per_round": 1}
     given["clients.capacities"] = [1.0]
-    natural = make_settings({**given, "data.partition": "natural"})
-    assert allot(natural, data)[4].tolist() == list(range(4, 120, 6))
+    task = find_task("classification")
+    natural = resolve({**given, "data.partition": "natural"})
+    assert allot(natural, data, task)[4].tolist() == list(range(4, 120, 6))
     shards = {**given, "data.partition": "shards", "data.min_examples": 3}
-    one = allot(make_settings({**shards, "data.shards": 1}), data)
+    one = allot(resolve({**shards, "data.shards": 1}), data, task)
     assert max(len(set(y[part].tolist())) for part in one) <= 2
-    many = allot(make_settings({**shards, "data.shards": 20}), data)
+    many = allot(resolve({**shards, "data.shards": 20}), data, task)
     assert min(len(set(y[part].tolist())) for part in many) == 3
 
 
 def test_as_many_examples_as_emnist_are_split_over_ten_thousand_clients() -> None:
     labels = np.random.default_rng(0).integers(0, 62, 814_255)
-    data = fedspu.data.from_arrays(np.zeros((814_255, 1), dtype=np.float32), labels)
-    settings = make_settings({"model": "net", "clients.number": 10_000})
-    splits = divide(settings, data)
-    assert len(splits) == 10_000
+    data = from_arrays(np.zeros((814_255, 1), dtype=np.float32), labels)
+    settings = resolve({"model": "mlp", "clients.number": 10_000})
+    divided = divide(settings, data, find_task("classification"))
+    assert len(divided.splits) == 10_000
 
 
 def test_examples_are_the_client_s_own() -> None:
-    plan, (x, y) = plan_for(), examples()
-    positions = plan.splits[2].val
-    got_x, got_y = plan.examples(2, "val")
+    divided, (x, y) = prepared_for().examples, examples()
+    positions = divided.splits[2].val
+    got_x, got_y = divided.part(2, "val")
     assert torch.equal(got_x, torch.from_numpy(x[positions]))
     assert got_y.tolist() == y[positions].tolist()
 
@@ -142,21 +147,23 @@ class Returns(nn.Module):
         return self.function(self.net(x))
 
 
+FOR_TWO = r"for two examples; expected \(2, 3\)"
+
+
 @pytest.mark.parametrize(
     ("function", "found"),
     [
-        (lambda scores: scores[0], r"\(3,\)"),
-        (lambda scores: scores[:1], r"\(1, 3\)"),
-        (lambda scores: scores[:, :, None], r"\(2, 3, 1\)"),
-        (lambda scores: (scores, scores), "tuple"),
-        (lambda scores: None, "NoneType"),
+        (lambda scores: scores[0], rf"\(3,\) {FOR_TWO}"),
+        (lambda scores: scores[:1], rf"\(1, 3\) {FOR_TWO}"),
+        (lambda scores: scores[:, :, None], rf"\(2, 3, 1\) {FOR_TWO}"),
+        (lambda scores: (scores, scores), "a tuple; expected a tensor"),
+        (lambda scores: None, "a NoneType; expected a tensor"),
     ],
 )
 def test_a_model_that_returns_the_wrong_shape_is_refused(
     function: Any, found: str
 ) -> None:
-    wanted = rf"^the model returned {found} for two examples; expected \(2, 3\)"
-    with pytest.raises(ModelError, match=wanted):
+    with pytest.raises(ModelError, match=rf"^the model returned {found}"):
         plan_for(lambda: Returns(function))
 
 
@@ -231,6 +238,29 @@ def test_a_device_that_is_not_here_is_refused(device: str) -> None:
         plan_for(mlp, device=device)
 
 
+def test_a_method_that_cannot_learn_the_task_is_refused() -> None:
+    ready = prepared_for(mlp)
+    picky = replace(ready.plan.method, tasks=frozenset({"regression", "other"}))
+    with pytest.raises(
+        SettingsError, match=r"^task = 'classification': fedspu .* other, regression$"
+    ):
+        plan_for(mlp, method_record=picky)
+
+
+def test_class_weights_are_refused_where_there_are_no_classes() -> None:
+    given = named(task="regression", train__class_weights="balanced")
+    x, y = examples()
+    with pytest.raises(SettingsError, match=r"^train\.class_weights = 'balanced'"):
+        prepare(given, model=mlp, data=(x, y.astype(np.float32)))
+
+
+def test_what_is_no_image_cannot_be_augmented() -> None:
+    x, y = examples()
+    given = named(train__augment=["flip"])
+    with pytest.raises(DataError, match=r"^train\.augment = flip: .* have shape \(16,"):
+        prepare(given, model=mlp, data=(x.reshape(len(x), 16), y))
+
+
 def test_checking_leaves_the_model_s_mode_alone() -> None:
     class Watched(ConvNet):
         modes: list[bool] = []  # noqa: RUF012  # shared on purpose
@@ -239,7 +269,7 @@ def test_checking_leaves_the_model_s_mode_alone() -> None:
             self.modes.append(self.training)
             return super().state_dict(*args, **kwargs)
 
-    plan = fedspu.runs.lay_out(named(), Watched, examples())
+    plan = prepare(named(), model=Watched, data=examples()).plan
     assert Watched.modes
     assert all(Watched.modes)
     assert int(plan.initial["bn1.num_batches_tracked"]) == 0

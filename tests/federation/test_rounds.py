@@ -1,27 +1,49 @@
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
+from fedspu import State, Update
 from fedspu.engines.local import LocalEngine
-from fedspu.federation.client import Which
-from fedspu.federation.messages import Request
+from fedspu.errors import FedSPUError
+from fedspu.federation.messages import (
+    JudgeReply,
+    JudgeRequest,
+    Request,
+    TrainReply,
+)
 from fedspu.federation.rounds import (
-    Accuracies,
     Answer,
-    _in_client_order,
+    Cost,
+    Facts,
+    Missing,
+    Round,
+    Scores,
+    drop_old_memories,
+    in_client_order,
     is_over,
+    judge,
     play,
     play_round,
 )
 from fedspu.federation.server import Federation
-from fedspu.training import Score
+from fedspu.methods import make_method
+from fedspu.methods.method import ClientRound, Method, Offer, Which, all_neurons
+from fedspu.runs import Prepared
+from fedspu.settings import MethodSettings
 from tests.oracles.federation import (
     ConvNet,
+    Played,
     distance,
+    empty_reply,
     in_double,
+    mlp,
     plan_for,
     play_all,
+    prepared_for,
     same_bits,
     slow_federation,
 )
@@ -45,19 +67,30 @@ from tests.oracles.federation import (
 def test_a_federation_reaches_the_states_of_the_slow_one(
     seed: int, given: dict[str, Any]
 ) -> None:
-    plan = in_double(plan_for(seed=seed, data__min_examples=12, **given))
-    slow, played = slow_federation(plan), play_all(plan)
+    ready = in_double(prepared_for(seed=seed, data__min_examples=12, **given))
+    slow, played = slow_federation(ready), play_all(ready)
     assert played.federation.round == slow.rounds
     assert played.federation.stopped == slow.stopped
     assert distance(played.federation.global_state, slow.global_state) < 1e-10
-    assert played.engine.memories.keys() == slow.personal.keys()
+    assert played.federation.last.keys() == slow.personal.keys()
     for client, state in slow.personal.items():
         assert distance(played.own(client), state) < 1e-10
-        assert played.engine.memories[client].losses == pytest.approx(
-            slow.losses.get(client, []), rel=1e-10
-        )
+        expected = slow.losses.get(client, [])
+        assert blended(played, client) == pytest.approx(expected, rel=1e-10)
+        last = played.memory(client).losses  # as many as the patience
+        assert last == pytest.approx(expected[-1:], rel=1e-10)
     if "early_stopping" in given:
         assert slow.stopped  # else this shows nothing
+
+
+def blended(played: Played, client: int) -> list[float]:
+    """A client's losses by Eq. 5, one for each of its turns."""
+    replies = [dict(done.replies()).get(client) for done in played.rounds]
+    return [
+        0.7 * reply.train_loss + 0.3 * reply.val_loss
+        for reply in replies
+        if reply is not None and reply.val_loss is not None
+    ]
 
 
 # The loop ----------------------------------------------------------------------------
@@ -73,44 +106,64 @@ def test_a_run_is_over_after_its_rounds_or_with_its_last_client() -> None:
 
 
 def test_a_run_that_is_over_plays_no_round() -> None:
-    plan = plan_for()
-    engine = LocalEngine(plan)
-    assert not list(play(plan, engine, Federation(3, plan.initial), Accuracies()))
+    ready = prepared_for()
+    engine = LocalEngine(ready.plan, ready.examples)
+    end = Federation(3, ready.plan.initial)
+    assert not list(play(ready.plan, engine, end, Scores()))
 
 
 # Judging -----------------------------------------------------------------------------
 
 
 class Spy(LocalEngine):
-    """An engine that notes what it is asked to judge."""
+    """An engine that notes what it is asked to judge, and what it is sent for that."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, ready: Prepared) -> None:
+        super().__init__(ready.plan, ready.examples)
         self.asked: list[tuple[list[int], Which]] = []
+        self.broadcast: list[State | None] = []
 
-    def judge(
-        self, clients: Iterable[int], federation: Federation, which: Which
-    ) -> dict[int, Score]:
-        self.asked.append((list(clients), which))
-        return super().judge(self.asked[-1][0], federation, which)
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer]]:
+        for request in requests.values():
+            if isinstance(request, JudgeRequest):
+                self.asked.append((list(requests), request.which))
+                self.broadcast.append(broadcast)
+            else:
+                assert broadcast is None
+            break
+        yield from super().exchange(requests, broadcast)
 
 
-def spied(**given: Any) -> tuple[Spy, list[Any]]:
-    plan = plan_for(ConvNet, **given)
-    engine = Spy(plan)
-    return engine, list(play(plan, engine, Federation(0, plan.initial), Accuracies()))
+def spied(**given: Any) -> tuple[Spy, list[Round]]:
+    ready = prepared_for(ConvNet, **given)
+    engine, start = Spy(ready), Federation(0, ready.plan.initial)
+    return engine, list(play(ready.plan, engine, start, Scores()))
 
 
 def test_personal_models_are_judged_when_they_have_changed_and_only_then() -> None:
-    engine, reports = spied(method="local", rounds=4)
+    engine, rounds = spied(method="local", rounds=4)
     everyone = list(range(6))
     assert engine.asked[0] == (everyone, "personal")  # w0, once for all
-    assert engine.asked[1:] == [(sorted(r.answers), "personal") for r in reports]
+    assert engine.asked[1:] == [(sorted(r.answers), "personal") for r in rounds]
+
+
+def test_the_server_s_model_goes_to_those_alone_who_need_it_to_judge() -> None:
+    engine, rounds = spied(rounds=2, judge__every=2)
+    last = rounds[-1].federation
+    for (_, which), broadcast in zip(engine.asked, engine.broadcast, strict=True):
+        if which == "personal":
+            assert broadcast is None
+        else:
+            assert broadcast is not None
+            assert same_bits(broadcast, last.global_state)
+    assert [which for _, which in engine.asked].count("global") == 1
 
 
 def test_the_global_model_is_judged_when_due_and_at_the_end() -> None:
-    engine, reports = spied(rounds=5, judge__every=2)
-    assert [report.is_global_judged for report in reports] == [
+    engine, rounds = spied(rounds=5, judge__every=2)
+    assert [done.is_global_judged for done in rounds] == [
         *(False, True, False, True, True),
     ]
     whole = [clients for clients, which in engine.asked[1:] if which == "global"]
@@ -118,17 +171,17 @@ def test_the_global_model_is_judged_when_due_and_at_the_end() -> None:
 
 
 def test_where_all_use_the_global_model_it_is_judged_once_for_both() -> None:
-    engine, reports = spied(method="fedavg", rounds=3, judge__every=3)
+    engine, rounds = spied(method="fedavg", rounds=3, judge__every=3)
     everyone = list(range(6))
     assert engine.asked == [(everyone, "personal"), (everyone, "global")]
-    assert reports[0].accuracies.personal == reports[1].accuracies.personal
-    last = reports[-1].accuracies
+    assert rounds[0].scores.personal == rounds[1].scores.personal
+    last = rounds[-1].scores
     assert last.personal_mean == last.global_
 
 
 def test_local_training_has_no_global_accuracy() -> None:
-    _, reports = spied(method="local", rounds=2, judge__every=1)
-    assert [report.accuracies.global_ for report in reports] == [None, None]
+    _, rounds = spied(method="local", rounds=2, judge__every=1)
+    assert [done.scores.global_ for done in rounds] == [None, None]
 
 
 def test_only_a_seeded_sample_of_clients_is_judged_if_so_set() -> None:
@@ -137,24 +190,25 @@ def test_only_a_seeded_sample_of_clients_is_judged_if_so_set() -> None:
     assert plan.judged_clients == plan_for(judge__clients=2).judged_clients
     samples = {plan_for(judge__clients=2, seed=s).judged_clients for s in range(6)}
     assert len(samples) > 1
-    engine, reports = spied(judge__clients=2)
+    engine, rounds = spied(judge__clients=2)
     judged = {client for clients, _ in engine.asked for client in clients}
     assert judged == set(plan.judged_clients)
-    assert reports[-1].accuracies.personal.keys() == judged
-    assert reports[-1].accuracies.participating <= judged
+    assert rounds[-1].scores.personal.keys() == judged
+    assert rounds[-1].scores.participating <= judged
 
 
 def test_judging_a_sample_changes_no_model() -> None:
-    whole, sampled = play_all(plan_for()), play_all(plan_for(judge__clients=1))
+    whole = play_all(prepared_for())
+    sampled = play_all(prepared_for(judge__clients=1))
     assert distance(whole.federation.global_state, sampled.federation.global_state) == 0
 
 
 def test_the_means_are_unweighted_over_clients() -> None:
-    known = Accuracies({0: 0.5, 1: 1.0, 4: 0.0}, frozenset({0, 1}), None)
+    known = Scores({0: 0.5, 1: 1.0, 4: 0.0}, frozenset({0, 1}), None)
     assert known.personal_mean == 0.5
     assert known.participating_mean == 0.75
-    assert Accuracies().personal_mean is None
-    assert Accuracies({0: 0.5}).participating_mean is None
+    assert Scores().personal_mean is None
+    assert Scores({0: 0.5}).participating_mean is None
 
 
 # Order -------------------------------------------------------------------------------
@@ -163,15 +217,19 @@ def test_the_means_are_unweighted_over_clients() -> None:
 class Late(LocalEngine):
     """An engine whose last client answers first."""
 
-    def exchange(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Answer]]:
-        yield from reversed(list(super().exchange(requests)))
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer]]:
+        yield from reversed(list(super().exchange(requests, broadcast)))
 
 
 def test_the_order_in_which_replies_arrive_does_not_matter() -> None:
-    plan = plan_for(clients__per_round=6)
+    ready = prepared_for(clients__per_round=6)
+    plan = ready.plan
     start = Federation(0, plan.initial)
     found = [
-        play_round(start, plan, engine) for engine in (LocalEngine(plan), Late(plan))
+        play_round(start, plan, engine(plan, ready.examples))
+        for engine in (LocalEngine, Late)
     ]
     assert list(found[1].answers) == list(range(6))
     assert same_bits(found[0].federation.global_state, found[1].federation.global_state)
@@ -179,7 +237,256 @@ def test_the_order_in_which_replies_arrive_does_not_matter() -> None:
 
 def test_what_is_early_waits_and_what_is_missing_holds_nobody_up_for_good() -> None:
     arriving: Any = iter([(5, "e"), (1, "a"), (2, "b"), (7, "f")])
-    found: Iterator[Any] = _in_client_order([1, 2, 4, 5, 7], arriving)
+    found: Iterator[Any] = in_client_order([1, 2, 4, 5, 7], arriving)
     assert next(found) == (1, "a")
     assert next(found) == (2, "b")
     assert list(found) == [(5, "e"), (7, "f")]
+
+
+# Replies that cannot be used, and clients that do not answer --------------------------
+
+Change = Callable[[Answer], Answer | Missing]
+
+
+class Tampering:
+    """An engine in which one client's replies in one round are changed on the way."""
+
+    facts = Facts()
+
+    def __init__(self, ready: Prepared, t: int, client: int, change: Change) -> None:
+        self.inner = LocalEngine(ready.plan, ready.examples)
+        self.t, self.client, self.change = t, client, change
+
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer | Missing]]:
+        for client, answer in self.inner.exchange(requests, broadcast):
+            reply = answer.reply
+            is_it = isinstance(reply, TrainReply) and reply.round == self.t
+            if is_it and client == self.client:
+                yield client, self.change(answer)
+            else:
+                yield client, answer
+
+    def close(self) -> None: ...
+
+
+def changed(**given: Any) -> Change:
+    def change(answer: Answer) -> Answer:
+        return replace(answer, reply=replace(answer.reply, **given))
+
+    return change
+
+
+def not_finite(answer: Answer) -> Answer:
+    assert isinstance(answer.reply, TrainReply)
+    payload = dict(answer.reply.payload)
+    payload["fc.bias"] = torch.full_like(payload["fc.bias"], float("nan"))
+    return replace(answer, reply=replace(answer.reply, payload=payload))
+
+
+def judged_instead(answer: Answer) -> Answer:
+    return replace(answer, reply=JudgeReply(2, 2, 4, 0.5, 0.5))
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "another client's": (changed(client=3), "it is of client 3 in round 2"),
+    "of another round": (changed(round=1), "it is of client 2 in round 1"),
+    "from no example": (changed(num_examples=0), "it is from 0 examples"),
+    "no loss": (changed(train_loss=float("nan")), "its training loss is nan"),
+    "no weight": (not_finite, "its fc.bias is not finite"),
+    "of another kind": (judged_instead, "it is a JudgeReply"),
+}
+
+
+def played_by(engine: Tampering, ready: Prepared) -> Iterator[tuple[Round, set[Any]]]:
+    """Each round, and whose memories of which rounds are there after it."""
+    federation = Federation(0, ready.plan.initial)
+    for done in play(ready.plan, engine, federation, Scores()):
+        drop_old_memories(engine.inner.shelf, federation, done)
+        federation = done.federation
+        yield done, set(engine.inner.shelf.names())
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *((kind, "fedspu") for kind in CHANGES),
+        ("no weight", "fedavg"),
+        ("no weight", "hermes"),
+    ],
+)
+def test_a_refused_reply_is_as_if_its_client_had_not_been_there(
+    kind: str, method: str
+) -> None:
+    """The round goes on without it; later it begins again from what it had."""
+    ready = prepared_for(
+        method=method,
+        clients__per_round=6,
+        train__epochs=1,
+        early_stopping=True,
+        early_stopping__patience=3,
+    )
+    change, reason = CHANGES[kind]
+    engine = Tampering(ready, 2, 2, change)
+    absent = Tampering(ready, 2, 2, lambda _: Missing("it is not there"))
+    found, expected = list(played_by(engine, ready)), list(played_by(absent, ready))
+
+    assert [done.refused for done, _ in found] == [{}, {2: reason}, {}]
+    assert [done.missing for done, _ in found] == [{}, {}, {}]
+    assert [done.missing for done, _ in expected] == [{}, {2: "it is not there"}, {}]
+    assert [sorted(done.answers) for done, _ in found] == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 3, 4, 5],
+        [0, 1, 2, 3, 4, 5],
+    ]
+    assert [done.federation.last[2] for done, _ in found] == [1, 1, 3]
+    for (done, _), (other, _) in zip(found, expected, strict=True):
+        assert same_bits(done.federation.global_state, other.federation.global_state)
+        assert done.federation.stopped == other.federation.stopped
+        assert done.scores == other.scores
+    # What it kept of that turn is gone, what it had before is not.
+    assert found[1][1] == {(2, 1)} | {(k, 2) for k in (0, 1, 3, 4, 5)}
+    memories = [e.inner.shelf.get(2, 3) for e in (engine, absent)]
+    assert memories[0].losses == memories[1].losses
+    states = [memory.own.state if memory.own else {} for memory in memories]
+    assert same_bits(*states)
+    assert len(memories[0].losses) == 2
+
+
+def test_one_that_is_refused_has_not_stopped() -> None:
+    ready = prepared_for(clients__per_round=6)
+    refuse = changed(has_stopped=True, train_loss=float("inf"))
+    engine = Tampering(ready, 1, 4, refuse)
+    done = play_round(Federation(0, ready.plan.initial), ready.plan, engine)
+    assert done.refused.keys() == {4}
+    assert done.federation.stopped == frozenset()
+
+
+def test_a_round_in_which_all_are_refused_changes_no_model() -> None:
+    ready = prepared_for(clients__per_round=1)
+    start = Federation(0, ready.plan.initial)
+    (client,) = play_round(start, ready.plan, Spy(ready)).answers
+    engine = Tampering(ready, 1, client, not_finite)
+    done = play_round(start, ready.plan, engine)
+    assert (done.federation.round, done.answers) == (1, {})
+    assert same_bits(done.federation.global_state, ready.plan.initial)
+
+
+def test_answers_are_kept_without_their_values() -> None:
+    played = play_all(prepared_for())
+    assert all(not r.payload for done in played.rounds for _, r in done.replies())
+    assert all(r.active for done in played.rounds for _, r in done.replies())
+
+
+@dataclass
+class Answering:
+    """An engine in which all give the same answer."""
+
+    answer: Answer | Missing
+    facts = Facts()
+
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer | Missing]]:
+        yield from ((client, self.answer) for client in requests)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (None, "it is not there"),
+        (JudgeReply(0, 2, 1, 0.5, 0.5), "it is of client 2 in round 0"),
+        (JudgeReply(0, 3, 1, float("nan"), 0.5), "its accuracy is 0.5, loss nan"),
+        (empty_reply(0, 3), "its reply is a TrainReply"),
+    ],
+)
+def test_a_client_that_cannot_be_judged_is_an_error_that_says_why(
+    reply: Any, reason: str
+) -> None:
+    plan, free = plan_for(), Cost(0, 0, 0, 0, 0.0)
+    answer = Missing("it is not there") if reply is None else Answer(reply, free)
+    start = Federation(0, plan.initial)
+    with pytest.raises(FedSPUError, match=rf"client 3 could not be judged: {reason}"):
+        judge(plan, Answering(answer), start, [3], "personal")
+
+
+# A method's own answers on the server -------------------------------------------------
+
+
+def fedavg(**given: Any) -> Method:
+    return replace(make_method(MethodSettings(name="fedavg")), **given)
+
+
+class Largest:
+    """Takes each tensor from the client that has the most examples."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.seen = state, 0
+
+    def add(self, update: Update) -> None:
+        if update.num_examples > self.seen:
+            self.seen = update.num_examples
+            self.state = {**self.state, **update.payload}
+
+    def result(self) -> State:
+        return self.state
+
+
+def test_a_method_s_own_way_to_combine_is_used() -> None:
+    def play_once(record: Method) -> Played:
+        return play_all(
+            prepared_for(mlp, method_record=record, rounds=1, clients__per_round=6)
+        )
+
+    played = play_once(fedavg(combine=Largest))
+    counts = {k: reply.num_examples for k, reply in played.rounds[0].replies()}
+    winner = max(counts, key=lambda k: (counts[k], -k))
+    # A round of this client alone has its model for a result.
+    alone = Federation(0, played.engine.plan.initial, frozenset(range(6)) - {winner})
+    expected = play_round(alone, played.engine.plan, played.engine)
+    assert list(expected.answers) == [winner]
+    assert same_bits(played.federation.global_state, expected.federation.global_state)
+    averaged = play_once(fedavg())
+    assert not same_bits(
+        played.federation.global_state, averaged.federation.global_state
+    )
+
+
+def test_a_method_s_memory_on_the_server_reaches_what_it_offers() -> None:
+    """It counts turns and adds losses; the next round's offers are given both."""
+    seen: dict[int, State] = {}
+
+    def offer(now: ClientRound) -> Offer:
+        seen[now.round] = dict(now.server)
+        return all_neurons(now)
+
+    def count(extra: State, replies: Mapping[int, TrainReply]) -> State:
+        zero = torch.zeros(6, dtype=torch.float64)
+        turns, losses = (extra.get(name, zero).clone() for name in ("turns", "loss"))
+        for client, reply in replies.items():
+            turns[client] += 1
+            losses[client] += reply.train_loss
+        return {"turns": turns, "loss": losses}
+
+    record = fedavg(offer=offer, server=count)
+    played = play_all(prepared_for(mlp, method_record=record, rounds=4))
+    assert seen[1] == {}
+    turns, losses = [0.0] * 6, [0.0] * 6
+    for before, done in pairwise([None, *played.rounds]):
+        assert done is not None
+        if before is not None:
+            assert same_bits(seen[done.federation.round], before.federation.extra)
+        for client, reply in done.replies():
+            turns[client] += 1
+            losses[client] += reply.train_loss
+        assert done.federation.extra["turns"].tolist() == turns
+        assert done.federation.extra["loss"].tolist() == losses
+    assert sum(turns) == 12
+
+
+def test_a_method_without_a_memory_leaves_the_server_s_empty() -> None:
+    played = play_all(prepared_for(mlp, rounds=2))
+    assert played.federation.extra == {}

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.models import MLP, DigitsNet
+from fedspu.models.mlp import MLP
+from fedspu.models.paper import DigitsNet
 
 ENVIRONMENT = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -46,15 +47,23 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg@finetune=1": {"method.name": "fedavg", "method.finetune": 1},
     "local": {},
     "small": {},
+    "fedrolex": {},
+    "ditto": {},
+    "apfl": {},
+    "fedper": {},
+    "fedrep": {},
+    "fedbn": {},
+    "fedala": {},
 }
 
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
-    "clients.number": 6,
+    "clients.number": 20,
     "clients.per_round": 3,
     "clients.capacities": [0.2, 0.4, 0.6, 0.8, 1.0],
     "train.epochs": 1,
     "judge.every": 2,
+    "judge.clients": 6,
     "seed": 5,
 }
 
@@ -138,7 +147,7 @@ def _numbers(line: Mapping[str, Any]) -> Iterator[Any]:
 
 def _states(run: fedspu.Run) -> Iterator[dict[str, Tensor]]:
     yield run.last.federation.global_state
-    for client in range(run.plan.num_clients):
+    for client in sorted(run.last.federation.last):
         yield dict(run.personal_model(client).state_dict())
 
 

@@ -14,15 +14,13 @@ import pytest
 
 from tests.golden.play import ENVIRONMENT, METHODS
 
-pytestmark = pytest.mark.xdist_group("golden")  # one process plays for all of them
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 GOLDEN: dict[str, Any] = json.loads((HERE / "golden.json").read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="module")
 def played() -> dict[str, Any]:
+    """What is computed now, in a process that keeps to common instructions."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.golden.play"],
         env={**os.environ, **ENVIRONMENT},
@@ -35,26 +33,18 @@ def played() -> dict[str, Any]:
     return found
 
 
-def test_every_method_has_the_same_bits_as_before(played: dict[str, Any]) -> None:
-    if played["machine"] != GOLDEN["machine"]:
+def test_every_method_computes_what_it_did(subtests: pytest.Subtests) -> None:
+    found = played()
+    bits = found["bits"]
+    for method in METHODS:
+        with subtests.test("one and two workers reach the same bits", method=method):
+            assert bits[f"{method}, one worker"] == bits[f"{method}, two workers"]
+        with subtests.test("the same numbers as before", method=method):
+            assert found["values"][method] == pytest.approx(
+                GOLDEN["values"][method], rel=1e-9, abs=1e-12
+            )
+    if found["machine"] != GOLDEN["machine"]:
         pytest.skip("this machine rounds unlike the one that made golden.json")
-
-    assert played["bits"] == GOLDEN["bits"]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_one_and_two_workers_reach_the_same_bits(
-    played: dict[str, Any], method: str
-) -> None:
-    bits = played["bits"]
-
-    assert bits[f"{method}, one worker"] == bits[f"{method}, two workers"]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_computes_the_same_numbers_as_before(
-    played: dict[str, Any], method: str
-) -> None:
-    assert played["values"][method] == pytest.approx(
-        GOLDEN["values"][method], rel=1e-9, abs=1e-12
-    )
+    for name, digest in GOLDEN["bits"].items():
+        with subtests.test("the same bits as before", run=name):
+            assert bits[name] == digest

@@ -5,8 +5,16 @@ from typing import Any
 from torch import Tensor
 
 from fedspu import State
-from fedspu.federation.plan import Build, Plan
-from tests.oracles.federation import ConvNet, Played, distance, in_double, mlp, plan_for
+from fedspu.federation.plan import Build
+from fedspu.runs import Prepared
+from tests.oracles.federation import (
+    ConvNet,
+    Played,
+    distance,
+    in_double,
+    mlp,
+    prepared_for,
+)
 from tests.oracles.methods import CONV, MLP, FedAvg, Kept, Net, Round
 
 CLOSE = 1e-10
@@ -14,10 +22,10 @@ CLOSE = 1e-10
 NETS: dict[str, tuple[Build, Net]] = {"conv": (ConvNet, CONV), "mlp": (mlp, MLP)}
 
 
-def double_plan(method: str, build: Build, **given: Any) -> Plan:
-    """A plan in float64: of six clients, four a round."""
+def in_float64(method: str, build: Build, **given: Any) -> Prepared:
+    """A run in float64: of six clients, four a round."""
     given = {"clients__per_round": 4, "rounds": 3, "train__batch_size": 6, **given}
-    return in_double(plan_for(build, method__name=method, **given))
+    return in_double(prepared_for(build, method__name=method, **given))
 
 
 def listed(active: dict[str, Tensor]) -> Kept:
@@ -29,17 +37,20 @@ def only(state: State, net: Net) -> State:
     return {name: state[name] for name in net.axes}
 
 
-def assert_same_rounds(plan: Plan, played: Played, slow: list[Round], net: Net) -> None:
+def assert_same_rounds(
+    ready: Prepared, played: Played, slow: list[Round], net: Net
+) -> None:
     """Every round's turns, bytes, losses, global model and accuracies are equal."""
-    assert len(played.reports) == len(slow)
-    for report, expected in zip(played.reports, slow, strict=True):
-        assert set(report.answers) == set(expected.turns)
-        for client, answer in report.answers.items():
-            turn, reply, cost = expected.turns[client], answer.reply, answer.cost
+    plan = ready.plan
+    assert len(played.rounds) == len(slow)
+    for found, expected in zip(played.rounds, slow, strict=True):
+        assert set(found.answers) == set(expected.turns)
+        for client, reply in found.replies():
+            turn, cost = expected.turns[client], found.answers[client].cost
             assert reply.active is not None
             kept = listed(reply.active)
             assert {name: kept[name] for name in net.sizes} == turn.kept
-            assert reply.num_examples == len(plan.splits[client].train)
+            assert reply.num_examples == len(ready.examples.splits[client].train)
             assert abs(reply.train_loss - turn.train_loss) < CLOSE
             if plan.settings.early_stopping.on:
                 assert reply.val_loss is not None
@@ -49,24 +60,31 @@ def assert_same_rounds(plan: Plan, played: Played, slow: list[Round], net: Net) 
                 turn.bytes_down,
                 turn.bytes_up,
             )
-        state = report.federation.global_state
+        state = found.federation.global_state
         assert distance(only(state, net), expected.global_state) < CLOSE
-        assert report.federation.stopped == expected.stopped
-        assert report.accuracies.personal == expected.personal
-        assert report.accuracies.global_ == expected.global_accuracy
+        assert found.federation.stopped == expected.stopped
+        assert found.scores.personal == expected.personal
+        assert found.scores.global_ == expected.global_accuracy
 
 
 def assert_same_sub_models(played: Played, slow: FedAvg) -> None:
     """What clients keep: neurons, weights, statistics and how many batches they saw."""
-    assert set(played.engine.memories) == set(slow.own)
-    for client, memory in played.engine.memories.items():
-        assert memory.own is not None
-        assert memory.own.active is not None
-        kept, state = slow.own[client]
-        assert listed(memory.own.active) == kept
+    assert set(played.federation.last) == set(slow.own)
+    for client, (kept, state) in slow.own.items():
+        own = played.memory(client).own
+        assert own is not None
+        assert own.active is not None
+        assert listed(own.active) == kept
         assert listed(dict(played.federation.kept[client])) == kept
-        assert distance(only(memory.own.state, slow.net), state) < CLOSE
-        for name, values in memory.own.state.items():
+        assert distance(only(own.state, slow.net), state) < CLOSE
+        for name, values in own.state.items():
             if name not in state:
                 assert name.endswith("num_batches_tracked")
                 assert int(values) == slow.tracked[client]
+
+
+def assert_same_personal_models(played: Played, slow: FedAvg) -> None:
+    """What clients keep at full size."""
+    assert set(played.federation.last) == set(slow.own)
+    for client, (_, state) in slow.own.items():
+        assert distance(only(played.own(client), slow.net), state) < CLOSE

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from fedspu import State
-from fedspu.federation.plan import Build, Plan
-from tests.methods.checks import CLOSE, NETS, assert_same_rounds, double_plan
+from fedspu.federation.plan import Build
+from fedspu.runs import Prepared
+from tests.methods.checks import CLOSE, NETS, assert_same_rounds, in_float64
 from tests.oracles.federation import (
     ConvNet,
     Played,
-    plan_for,
     play_all,
+    prepared_for,
     run_for,
     same_bits,
 )
@@ -53,13 +54,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def original(build: Build, **given: Any) -> Plan:
-    return double_plan("fjord", build, method__reading="original", **given)
+def original(build: Build, **given: Any) -> Prepared:
+    return in_float64("fjord", build, method__reading="original", **given)
 
 
-def by_hand(plan: Plan, build: Build, net: Net) -> FjORDOriginal:
-    w0 = double_plan("fedavg", build, seed=plan.settings.seed).initial
-    return FjORDOriginal(plan, net, w0)
+def by_hand(ready: Prepared, build: Build, net: Net) -> FjORDOriginal:
+    seed = ready.plan.settings.seed
+    w0 = in_float64("fedavg", build, seed=seed).plan.initial
+    return FjORDOriginal(ready, net, w0)
 
 
 def row(state: State, i: int) -> State:
@@ -72,28 +74,28 @@ def row(state: State, i: int) -> State:
 
 def at_last_width(played: Played) -> Played:
     """The same, its global states with the statistics of the last width alone."""
-    reports = [
+    rounds = [
         replace(
-            report,
+            each,
             federation=replace(
-                report.federation, global_state=row(report.federation.global_state, -1)
+                each.federation, global_state=row(each.federation.global_state, -1)
             ),
         )
-        for report in played.reports
+        for each in played.rounds
     ]
-    return replace(played, reports=reports)
+    return replace(played, rounds=rounds)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_fjord_original_is_what_its_definition_says(case: str) -> None:
     build, net = NETS[CASES[case][0]]
-    plan = original(build, **CASES[case][1])
-    played, slow = play_all(plan), by_hand(plan, build, net)
-    assert_same_rounds(plan, at_last_width(played), slow.play(), net)
+    ready = original(build, **CASES[case][1])
+    played, slow = play_all(ready), by_hand(ready, build, net)
+    assert_same_rounds(ready, at_last_width(played), slow.play(), net)
 
-    for report, statistics in zip(played.reports, slow.history, strict=True):
+    for each, statistics in zip(played.rounds, slow.history, strict=True):
         for i, expected in enumerate(statistics):
-            found = row(report.federation.global_state, i)
+            found = row(each.federation.global_state, i)
             for name, values in expected.items():
                 there, beyond = found[name].split(
                     [len(values), len(found[name]) - len(values)]
@@ -101,27 +103,26 @@ def test_fjord_original_is_what_its_definition_says(case: str) -> None:
                 assert float((there - values).abs().max()) < CLOSE
                 # What that width does not have is as in w0.
                 assert bool((beyond == ("var" in name)).all())
-        for client, answer in report.answers.items():
-            active = answer.reply.active
-            assert active is not None
-            widths = active.get("(widths)", torch.arange(0)).tolist()
-            up_to = sum(p <= plan.capacity(client) for p in slow.widths)
+        for client, reply in each.replies():
+            assert reply.active is not None
+            widths = reply.active.get("(widths)", torch.arange(0)).tolist()
+            up_to = sum(p <= ready.plan.capacity(client) for p in slow.widths)
             assert widths == (list(range(up_to)) if statistics[0] else [])
 
 
 def test_widths_have_statistics_of_their_own() -> None:
-    plan = original(ConvNet, seed=1)
-    means = play_all(plan).federation.global_state["bn1.running_mean"]
+    ready = original(ConvNet, seed=1)
+    means = play_all(ready).federation.global_state["bn1.running_mean"]
     assert means.shape == (3, 4)
     assert len({float(mean) for mean in means[:, 0]}) == 3
 
 
 def test_a_width_that_nobody_drew_keeps_its_statistics() -> None:
     weak = original(ConvNet, rounds=1, clients__per_round=1, seed=1)
-    (report,) = play_all(weak).reports
-    (client,) = report.answers
-    up_to = sum(p <= weak.capacity(client) for p in (0.3, 0.5, 1.0))
-    means = report.federation.global_state["bn2.running_mean"]
+    (only,) = play_all(weak).rounds
+    (client,) = only.answers
+    up_to = sum(p <= weak.plan.capacity(client) for p in (0.3, 0.5, 1.0))
+    means = only.federation.global_state["bn2.running_mean"]
     assert up_to < 3
     assert bool((means[up_to:] == 0).all())
     assert bool((means[:up_to, 0] != 0).all())
@@ -134,17 +135,16 @@ def test_of_one_width_both_readings_are_the_same(distillation: bool) -> None:
         "clients__capacities": [0.5],
         "rounds": 2,
     }
-    one = play_all(plan_for(**given))
-    two = play_all(
-        plan_for(method__reading="original", method__distillation=distillation, **given)
-    )
+    one = play_all(prepared_for(**given))
+    given |= {"method__reading": "original", "method__distillation": distillation}
+    two = play_all(prepared_for(**given))
     assert same_bits(one.federation.global_state, two.federation.global_state)
 
 
 def test_a_width_is_cut_from_layers_that_are_read_together() -> None:
-    plan = original(Joined, seed=1, method__distillation=True, train__momentum=0.5)
-    slow = by_hand(plan, Joined, JOINED)
-    assert_same_rounds(plan, play_all(plan), slow.play(), JOINED)
+    ready = original(Joined, seed=1, method__distillation=True, train__momentum=0.5)
+    slow = by_hand(ready, Joined, JOINED)
+    assert_same_rounds(ready, play_all(ready), slow.play(), JOINED)
 
 
 def grouped() -> nn.Module:

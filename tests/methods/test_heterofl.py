@@ -5,8 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.methods.checks import NETS, assert_same_rounds, double_plan
-from tests.oracles.federation import ConvNet, play_all, run_for
+from fedspu.federation.server import Federation
+from fedspu.methods.method import Memory
+from tests.methods.checks import NETS, assert_same_rounds, in_float64
+from tests.oracles.federation import (
+    ConvNet,
+    client_of,
+    play_all,
+    request_for,
+    run_for,
+)
 from tests.oracles.methods import HeteroFL
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,14 +46,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_heterofl_is_what_its_definition_says(case: str) -> None:
     build, net = NETS[CASES[case][0]]
-    plan = double_plan("heterofl", build, data__alpha=0.3, **CASES[case][1])
-    played, slow = play_all(plan), HeteroFL(plan, net)
-    assert_same_rounds(plan, played, slow.play(), net)
+    ready = in_float64("heterofl", build, data__alpha=0.3, **CASES[case][1])
+    played, slow = play_all(ready), HeteroFL(ready, net)
+    assert_same_rounds(ready, played, slow.play(), net)
     lacking = set()
-    for report in played.reports:
-        for client, answer in report.answers.items():
-            assert answer.reply.active is not None
-            rows = answer.reply.active["(labels)"].tolist()
+    for each in played.rounds:
+        for client, reply in each.replies():
+            assert reply.active is not None
+            rows = reply.active["(labels)"].tolist()
             assert rows == slow.labels(client)
             if len(rows) < 3:
                 lacking.add(client)
@@ -53,12 +61,14 @@ def test_heterofl_is_what_its_definition_says(case: str) -> None:
 
 
 def test_statistics_never_travel() -> None:
-    plan = double_plan("heterofl", ConvNet, early_stopping=True)
-    played = play_all(plan)
-    for report in played.reports:
-        for answer in report.answers.values():
-            assert not any("running" in name for name in answer.reply.payload)
-        state = report.federation.global_state
+    ready = in_float64("heterofl", ConvNet, early_stopping=True)
+    request = request_for(ready.plan, Federation(0, ready.plan.initial), 1, 0)
+    reply, _ = client_of(ready).take_turn(request, Memory())
+    for payload in (request.payload, reply.payload):
+        assert "bn1.weight" in payload
+        assert not any("running" in name for name in payload)
+    for each in play_all(ready).rounds:
+        state = each.federation.global_state
         assert bool((state["bn1.running_mean"] == 0).all())
         assert bool((state["bn1.running_var"] == 1).all())
 
@@ -68,7 +78,7 @@ def test_a_client_judges_the_global_model_with_statistics_of_its_own() -> None:
     one, two = (run.global_model(client).state_dict() for client in (0, 1))
     assert torch.equal(one["conv1.weight"], two["conv1.weight"])
     assert not torch.equal(one["bn1.running_mean"], two["bn1.running_mean"])
-    x, _ = run.plan.examples(0, "train")
+    x, _ = run.examples.part(0, "train")
     with torch.no_grad():
         maps = run.global_model(0).get_submodule("conv1")(x)
     # 4x4 places in each example; batches of four, of equal weight.

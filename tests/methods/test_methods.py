@@ -1,38 +1,43 @@
 from dataclasses import replace
 from fractions import Fraction
 from math import floor
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
 
-from fedspu import map_neurons, state_of
+from fedspu import map_neurons
 from fedspu.errors import SettingsError
-from fedspu.methods import METHODS, READINGS, find_method
-from fedspu.methods.method import (
-    Held,
-    Offer,
-    Own,
-    Situation,
-    all_neurons,
-    global_model,
-    nothing,
-    own_model,
-    own_state,
-    random_neurons,
-    what_was_offered,
+from fedspu.methods import (
+    CATALOGUE,
+    METHODS,
+    Entry,
+    all_methods,
+    check_options,
+    find_entry,
+    make_method,
 )
-from fedspu.models import EMNISTNet
-from tests.oracles.federation import ConvNet, plan_for
+from fedspu.methods.method import (
+    ClientRound,
+    Method,
+    Offer,
+    Trained,
+    Turn,
+    all_neurons,
+    random_neurons,
+)
+from fedspu.methods.options import Options
+from fedspu.models.paper import EMNISTNet
+from fedspu.neurons.blocks import state_of
+from fedspu.settings import MethodSettings, setting
+from fedspu.training import LocalTraining, train
+from tests.oracles.federation import plan_for, run_for, same_bits
 
-SITUATION = plan_for().situation(round=2, client=3)  # p = .5 of 4 and of 6 neurons
+NOW = plan_for().client_round(round=2, client=3)  # p = .5 of 4 and of 6 neurons
 
-
-def no_scores() -> NoReturn:
-    raise AssertionError("scored without need")
-
-
-OWN = Own(torch.tensor([0, 1, 1]), no_scores)
+RECORDS = {
+    entry.name: make_method(MethodSettings(name=entry.name)) for entry in CATALOGUE
+}
 
 
 def chosen(offer: Offer | None) -> dict[str, list[int]]:
@@ -40,22 +45,22 @@ def chosen(offer: Offer | None) -> dict[str, list[int]]:
     return {name: indices.tolist() for name, indices in offer.active.items()}
 
 
-def test_the_methods_of_the_walking_path_are_there() -> None:
-    assert set(METHODS) >= {"fedspu", "fedavg", "local"}
-    assert all(method.name == name for name, method in METHODS.items())
+# The catalogue -----------------------------------------------------------------------
 
 
-def test_a_reading_is_there_once_and_found_by_its_name() -> None:
-    known = [(method.name, method.reading) for method in READINGS]
+def test_a_reading_is_there_once_and_its_record_says_so() -> None:
+    known = [(entry.name, entry.reading) for entry in CATALOGUE]
     assert len(set(known)) == len(known)
-    for method in READINGS:
-        assert find_method(method.name, method.reading) is method
+    for entry, method in all_methods().items():
+        assert (method.name, method.reading) == (entry.name, entry.reading)
+        assert find_entry(entry.name, entry.reading) is entry
 
 
 def test_without_a_reading_the_paper_s_is_meant_where_there_is_one() -> None:
-    readings = {name: find_method(name).reading for name in METHODS}
-    assert readings["fjord"] == "paper"
-    assert {name for name, r in readings.items() if r == "original"} == {"heterofl"}
+    of_the_paper = {e.name for e in CATALOGUE if e.reading == "paper"}
+    for name in METHODS:
+        expected = "paper" if name in of_the_paper else "original"
+        assert find_entry(name).reading == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,28 @@ def test_without_a_reading_the_paper_s_is_meant_where_there_is_one() -> None:
 )
 def test_a_reading_that_is_not_there_is_refused(name: str, reading: str) -> None:
     with pytest.raises(SettingsError, match=rf"method\.reading = '{reading}': {name}"):
-        find_method(name, reading)
+        find_entry(name, reading)
+
+
+def test_an_unknown_method_is_refused_with_all_names_and_the_nearest() -> None:
+    with pytest.raises(SettingsError) as caught:
+        find_entry("fedspoo")
+    message = str(caught.value)
+    assert message.startswith("method = 'fedspoo': expected one of ")
+    assert all(name in message for name in METHODS)
+    assert message.endswith("(did you mean fedspu?)")
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda e: f"{e.name}-{e.reading}")
+def test_a_method_says_where_it_is_from_and_what_it_does(entry: Entry) -> None:
+    method = all_methods()[entry]
+    assert method.reference
+    assert len(method.in_words) == 4
+    assert all(method.in_words)
+    assert all(field.description for field in entry.options.model_fields.values())
+
+
+# Options -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,21 +103,91 @@ def test_an_option_that_a_method_does_not_have_is_refused(
         plan_for(method="local", **option)
 
 
-def test_an_unknown_method_is_refused_with_all_names_and_the_nearest() -> None:
-    with pytest.raises(SettingsError) as caught:
-        find_method("fedspoo")
-    message = str(caught.value)
-    assert message.startswith("method = 'fedspoo': expected one of ")
-    assert all(name in message for name in METHODS)
-    assert message.endswith("(did you mean fedspu?)")
+def test_an_option_is_taken_in_its_own_type() -> None:
+    given = MethodSettings.model_validate({"name": "fedavg", "finetune": "3"})
+    assert check_options(given).options == {"finetune": 3}
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_method_says_where_it_is_from_and_what_it_does(name: str) -> None:
-    method = METHODS[name]
-    assert method.reference
-    assert len(method.in_words) == 4
-    assert all(method.in_words)
+class Pace(Options):
+    """Of the method below."""
+
+    factor: float = setting(1.0, "What every trained entry is multiplied by.")
+
+
+def paced(options: Pace) -> Method:
+    def scaled_epochs(turn: Turn, local: LocalTraining) -> Trained:
+        loss = train(local)
+        with torch.no_grad():
+            for parameter in local.model.parameters():
+                parameter.mul_(options.factor)
+        state = state_of(local.model)
+        return Trained(loss, sent=state, own=state)
+
+    return replace(RECORDS["fedavg"], name="paced", train=scaled_epochs)
+
+
+PLACE = "tests.methods.test_methods:paced"
+
+
+def test_a_method_of_ones_own_may_have_options() -> None:
+    given: dict[str, Any] = {"method": PLACE, "rounds": 1, "judge__clients": 1}
+    plain, shrunk = (run_for(method__factor=f, **given) for f in (1.0, 0.5))
+    expected = {
+        name: 0.5 * values
+        if name in dict(plain.global_model().named_parameters())
+        else values
+        for name, values in plain.last.federation.global_state.items()
+    }
+    # A half is exact, and so is its average.
+    assert same_bits(shrunk.last.federation.global_state, expected)
+    assert shrunk.summary["label"] == f"{PLACE}@factor=0.5"
+
+
+def test_a_wrong_option_of_a_method_of_ones_own_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"method\.factor = 'much': expected"):
+        run_for(method=PLACE, method__factor="much")
+    with pytest.raises(
+        SettingsError, match=r"method\.speed = 2: .* has no such option"
+    ):
+        run_for(method=PLACE, method__speed=2)
+
+
+# Records -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", ["keep", "train", "stays", "combine"])
+def test_a_record_that_lacks_an_answer_is_refused(answer: str) -> None:
+    lacking: dict[str, Any] = {answer: None}
+    with pytest.raises(SettingsError, match=rf"method 'fedspu': its {answer} is None"):
+        replace(RECORDS["fedspu"], **lacking)
+
+
+@pytest.mark.parametrize("answer", ["offer", "ready", "server", "remodel"])
+def test_an_answer_that_is_no_function_is_refused(answer: str) -> None:
+    wrong: dict[str, Any] = {answer: 7}
+    with pytest.raises(SettingsError, match=rf"its {answer} is 7; expected a function"):
+        replace(RECORDS["fedspu"], **wrong)
+
+
+def test_a_record_is_judged_by_something_that_is_there() -> None:
+    wrong: dict[str, Any] = {"judged_by": "mine"}
+    with pytest.raises(SettingsError, match="judged_by = 'mine'; expected one of own"):
+        replace(RECORDS["fedspu"], **wrong)
+    with pytest.raises(SettingsError, match="nothing is exchanged"):
+        replace(RECORDS["local"], judged_by="global")
+
+
+def retyped(now: ClientRound) -> Offer:
+    """What FedSPU offers, by a function of another name."""
+    return random_neurons(now)
+
+
+def test_which_function_answers_makes_no_difference() -> None:
+    given: dict[str, Any] = {"rounds": 2, "judge__every": 10}
+    ours = run_for(method="fedspu", **given)
+    theirs = run_for(method_record=replace(RECORDS["fedspu"], offer=retyped), **given)
+    assert theirs.rounds == ours.rounds
+    assert theirs.last.scores == ours.last.scores
 
 
 # FedSPU ------------------------------------------------------------------------------
@@ -102,28 +198,30 @@ def test_the_server_offers_floor_p_n_neurons_of_each_group_at_least_one(
     p: float,
 ) -> None:
     neurons = map_neurons(EMNISTNet(), torch.zeros(2, 1, 28, 28))
-    now = replace(SITUATION, neurons=neurons, capacity=Fraction(str(p)))
-    for indices in chosen(METHODS["fedspu"].offer(now)).values():
+    now = replace(NOW, neurons=neurons, capacity=Fraction(str(p)))
+    offer = RECORDS["fedspu"].offer
+    assert offer is not None
+    for indices in chosen(offer(now)).values():
         assert len(indices) == len(set(indices)) == max(1, floor(round(20 * p, 9)))
         assert indices == sorted(indices)
         assert set(indices) <= set(range(20))
 
 
 def test_an_offer_depends_on_seed_round_and_client_and_on_nothing_else() -> None:
-    def draws(now: Situation) -> list[dict[str, list[int]]]:
+    def draws(now: ClientRound) -> list[dict[str, list[int]]]:
         return [chosen(random_neurons(replace(now, round=t))) for t in range(1, 9)]
 
-    first = draws(SITUATION)
-    assert draws(replace(SITUATION, rounds=77)) == first
-    assert draws(replace(SITUATION, client=4)) != first
-    assert draws(replace(SITUATION, seed=1)) != first
+    first = draws(NOW)
+    assert draws(replace(NOW, rounds=77)) == first
+    assert draws(replace(NOW, client=4)) != first
+    assert draws(replace(NOW, seed=1)) != first
     assert len({str(draw) for draw in first}) > 1  # new each round
 
 
 def test_every_neuron_is_offered_about_equally_often() -> None:
     counts = torch.zeros(6)
     for t in range(1, 601):
-        counts[chosen(random_neurons(replace(SITUATION, round=t)))["conv2"]] += 1
+        counts[chosen(random_neurons(replace(NOW, round=t)))["conv2"]] += 1
     # 600 rounds, 3 of 6: 300 times each; four standard deviations are 49.
     assert ((counts - 300).abs() < 49).all()
 
@@ -132,55 +230,28 @@ def test_groups_are_drawn_independently() -> None:
     together = sum(
         0 in draw["conv1"] and 0 in draw["conv2"]
         for draw in (
-            chosen(random_neurons(replace(SITUATION, round=t))) for t in range(1, 601)
+            chosen(random_neurons(replace(NOW, round=t))) for t in range(1, 601)
         )
     )
     assert abs(together - 150) < 43  # a quarter of 600, four standard deviations
 
 
-def test_the_client_trains_what_it_was_offered() -> None:
-    offer = random_neurons(SITUATION)
-    assert METHODS["fedspu"].keep(SITUATION, offer, OWN) is offer.active
-
-
-# Anchors -----------------------------------------------------------------------------
+# Who does what -----------------------------------------------------------------------
 
 
 def test_fedavg_offers_everything_whatever_the_capacity() -> None:
-    weak = plan_for().situation(1, 0)  # p = .3
+    weak = plan_for().client_round(1, 0)  # p = .3
     assert chosen(all_neurons(weak)) == {"conv1": [*range(4)], "conv2": [*range(6)]}
-    assert METHODS["fedavg"].offer is all_neurons
-    assert not METHODS["fedavg"].keeps_own
 
 
-def test_local_offers_nothing_and_trains_everything() -> None:
-    local = METHODS["local"]
-    assert local.offer(SITUATION) is None
-    assert not local.exchanges
-    active = local.keep(SITUATION, None, OWN)
-    assert {name: len(indices) for name, indices in active.items()} == {
-        "conv1": 4,
-        "conv2": 6,
+def test_all_but_local_exchange() -> None:
+    assert {name for name, m in RECORDS.items() if not m.exchanges} == {"local"}
+
+
+def test_clients_are_judged_by_what_they_would_use() -> None:
+    by = {
+        kind: {name for name, m in RECORDS.items() if m.judged_by == kind}
+        for kind in ("slice", "global")
     }
-    own = state_of(ConvNet())
-    assert local.start(own, {}, {}) is own
-
-
-def test_who_exchanges_is_who_offers() -> None:
-    assert {name for name, m in METHODS.items() if not m.exchanges} == {"local"}
-    assert METHODS["local"].offer is nothing
-    assert METHODS["local"].start is own_state
-    assert METHODS["local"].keep is what_was_offered
-
-
-def test_each_method_is_judged_by_its_own_model() -> None:
-    ours, theirs = Held(state_of(ConvNet())), state_of(ConvNet())
-    assert own_model(SITUATION, theirs, ours) is ours
-    assert global_model(SITUATION, theirs, ours).state is theirs
-    assert {name for name, m in METHODS.items() if m.judges_own} == {
-        *("fedspu", "local", "hermes", "fedmp", "prunefl", "fedselect"),
-    }
-    assert {name for name, m in METHODS.items() if m.judge is global_model} == {
-        *("fedavg", "feddrop", "small"),
-    }
-    # The others are judged by a client's slice of the global model.
+    assert by["slice"] == {"fjord", "heterofl"}
+    assert by["global"] == {"fedavg", "feddrop", "small", "fedrolex"}

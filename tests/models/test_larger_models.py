@@ -11,7 +11,11 @@ from torch import nn
 
 import fedspu
 from fedspu import Neurons, models
-from fedspu.models.mobilenet import STAGES
+from fedspu.models.audio import AudioNet
+from fedspu.models.mlp import MLP
+from fedspu.models.mobilenet import STAGES, MobileNet
+from fedspu.models.resnet import ResNet18
+from fedspu.models.transformer import Transformer
 
 LARGER = ("audio", "mlp", "mobilenet", "resnet18", "transformer")
 
@@ -21,7 +25,7 @@ def mapped(name: str) -> tuple[nn.Module, Neurons, torch.Tensor]:
     """A model, its table and two examples; nothing may be left unproved."""
     torch.manual_seed(0)
     model = models.build(name, 5)
-    x = torch.randn(2, *models.MODELS[name].input_shape)  # type: ignore[attr-defined]  # what the built-in ones have
+    x = torch.randn(2, *models.find(name).input_shape)  # type: ignore[attr-defined]  # what the built-in ones have
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return model, fedspu.map_neurons(model, x), x
@@ -33,11 +37,11 @@ def learnable(model: nn.Module) -> int:
 
 def test_the_size_of_the_mlp() -> None:
     hidden = 784 * 1024 + 1024 + 3 * (1024 * 1024 + 1024)
-    assert learnable(models.MLP()) == hidden + 1024 * 10 + 10
+    assert learnable(MLP()) == hidden + 1024 * 10 + 10
 
 
 def test_an_mlp_may_have_other_inputs_and_widths() -> None:
-    model = models.MLP(3, num_inputs=64, widths=(20, 10))
+    model = MLP(3, num_inputs=64, widths=(20, 10))
     assert learnable(model) == 64 * 20 + 20 + 20 * 10 + 10 + 10 * 3 + 3
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 3)
 
@@ -45,12 +49,12 @@ def test_an_mlp_may_have_other_inputs_and_widths() -> None:
 def test_the_size_of_the_network_for_sound() -> None:
     convolutions = 32 * 80 + 32 * 32 * 3 + 64 * 32 * 3 + 128 * 64 * 3
     per_channel = 3 * (32 + 32 + 64 + 128)  # bias, and the norm's weight and bias
-    assert learnable(models.AudioNet()) == convolutions + per_channel + 128 * 35 + 35
+    assert learnable(AudioNet()) == convolutions + per_channel + 128 * 35 + 35
 
 
 @pytest.mark.parametrize("length", [8000, 48000])
 def test_sounds_may_have_another_length(length: int) -> None:
-    assert models.AudioNet(35)(torch.rand(2, 1, length)).shape == (2, 35)
+    assert AudioNet(35)(torch.rand(2, 1, length)).shape == (2, 35)
 
 
 def test_the_size_of_the_transformer() -> None:
@@ -58,7 +62,7 @@ def test_the_size_of_the_transformer() -> None:
     feedforward = 256 * 1024 + 1024 + 1024 * 256 + 256
     layers = 4 * (attention + feedforward + 2 * 2 * 256)
     embedding = 256 * 3 * 4 * 4 + 256 + 64 * 256
-    assert learnable(models.Transformer()) == embedding + layers + 256 * 10 + 10
+    assert learnable(Transformer()) == embedding + layers + 256 * 10 + 10
 
 
 def test_the_order_of_patches_matters_to_the_transformer() -> None:
@@ -72,7 +76,7 @@ def test_the_size_of_resnet18() -> None:
     total = 3 * 64 * 9 + 2 * 64 + 4 * (64 * 64 * 9 + 2 * 64)
     for before, after in ((64, 128), (128, 256), (256, 512)):
         total += before * after * (9 + 1) + 3 * after * after * 9 + 5 * 2 * after
-    assert learnable(models.ResNet18()) == total + 512 * 10 + 10 == 11_173_962
+    assert learnable(ResNet18()) == total + 512 * 10 + 10 == 11_173_962
 
 
 def test_the_size_of_mobilenet() -> None:
@@ -84,10 +88,10 @@ def test_the_size_of_mobilenet() -> None:
             total += widen + 9 * wide + 2 * wide + wide * after + 2 * after
             width = after
     total += 320 * 1280 + 2 * 1280 + 1280 * 10 + 10
-    assert learnable(models.MobileNet()) == total == 2_236_682
+    assert learnable(MobileNet()) == total == 2_236_682
 
 
-@pytest.mark.parametrize("build", [models.ResNet18, models.MobileNet])
+@pytest.mark.parametrize("build", [ResNet18, MobileNet])
 def test_maps_are_halved_three_times(build: type[nn.Sequential]) -> None:
     model = build().eval()
     pool = [isinstance(layer, nn.AdaptiveAvgPool2d) for layer in model].index(True)

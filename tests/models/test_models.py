@@ -7,6 +7,7 @@ from torch import nn
 
 from fedspu import models
 from fedspu.errors import ModelError
+from fedspu.models.paper import CIFARNet, DigitsNet, EMNISTNet, SpeechNet
 
 INPUTS = {
     "digits": (1, 8, 8),
@@ -31,11 +32,11 @@ def num_values(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("model", "values"),
     [
-        (models.EMNISTNet(), 64_802),
-        (models.CIFARNet(), 134_946),
-        (models.SpeechNet(), 26_485),
+        (EMNISTNet(), 64_802),
+        (CIFARNet(), 134_946),
+        (SpeechNet(), 26_485),
         # 16*9+16 + 4*16 + 32*16*9+32 + 4*32 + 128*10+10
-        (models.DigitsNet(), 6_282),
+        (DigitsNet(), 6_282),
     ],
 )
 def test_as_many_values_travel_as_in_the_paper(model: nn.Module, values: int) -> None:
@@ -43,15 +44,17 @@ def test_as_many_values_travel_as_in_the_paper(model: nn.Module, values: int) ->
 
 
 def test_every_built_in_says_what_it_reads() -> None:
-    shapes = {name: maker.input_shape for name, maker in models.MODELS.items()}  # type: ignore[attr-defined]  # what the built-in ones have
+    shapes = {name: models.find(name).input_shape for name in models.MODELS}  # type: ignore[attr-defined]  # what the built-in ones have
     assert shapes == INPUTS
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-@pytest.mark.parametrize("num_classes", [2, 17])
-def test_a_built_in_gives_one_score_per_class(name: str, num_classes: int) -> None:
-    scores = models.build(name, num_classes)(torch.rand(3, *INPUTS[name]))
-    assert scores.shape == (3, num_classes)
+@pytest.mark.parametrize("num_outputs", [1, 2, 17])
+def test_a_built_in_gives_as_many_outputs_as_are_needed(
+    name: str, num_outputs: int
+) -> None:
+    outputs = models.build(name, num_outputs)(torch.rand(3, *INPUTS[name]))
+    assert outputs.shape == (3, num_outputs)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -72,7 +75,7 @@ def test_every_convolution_is_normalised_rectified_and_pooled(name: str) -> None
 
 
 def test_the_hidden_linear_layers_for_cifar_have_no_bias_and_are_rectified() -> None:
-    model = models.CIFARNet().eval()
+    model = CIFARNet().eval()
     assert not {"fc1.bias", "fc2.bias"} & set(model.state_dict())
     seen: list[torch.Tensor] = []
     for layer in (model.fc2, model.fc3):
@@ -97,7 +100,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_model_of_one_s_own_is_found_in_the_working_folder(here: Path) -> None:
     write(here, "from torch import nn\ndef build(): return nn.Linear(4, 3)\n")
-    model = models.build("my_nets:build", num_classes=10)
+    model = models.build("my_nets:build", num_outputs=10)
     assert isinstance(model, nn.Linear)
     assert model.out_features == 3
 
@@ -123,7 +126,7 @@ def test_a_model_of_one_s_own_may_lie_in_a_package(here: Path) -> None:
         ("none_such:build", "no module named none_such is installed or in"),
         ("none_such.nets:build", "no module named none_such is installed or in"),
         ("my_nets:none_such", r"my_nets\.py has no none_such$"),
-        ("my_nets:SIZE", "SIZE is a int; expected a function that returns the model"),
+        ("my_nets:SIZE", "it is a int; expected a function that returns the model"),
         ("my_nets:size", "it returned a int; expected a torch.nn.Module"),
         ("my_nets:wide", "function without arguments; missing .* 'width'"),
     ],
@@ -139,7 +142,7 @@ def test_a_model_that_cannot_be_had_is_refused(
 
 def test_a_module_that_lacks_something_is_not_called_missing(here: Path) -> None:
     write(here, "import none_such_either\n")
-    with pytest.raises(ModelError, match=r"cannot import it: .*'none_such_either'"):
+    with pytest.raises(ModelError, match=r"cannot be imported .*'none_such_either'"):
         models.find("my_nets:build")
 
 

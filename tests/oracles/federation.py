@@ -1,11 +1,11 @@
 """What the tests of a whole federation share: small nets, made examples, a slow round.
 
-Nothing here calls the code it is there to check, except ``plan_for`` and ``play_all``.
+Nothing here calls the code it is there to check, except to prepare and play a run.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,14 @@ from torch import Tensor, nn
 import fedspu
 from fedspu import State
 from fedspu.engines.local import LocalEngine
+from fedspu.federation.client import Client
+from fedspu.federation.memory import Shelf
+from fedspu.federation.messages import TrainReply, TrainRequest
 from fedspu.federation.plan import Build, Plan
-from fedspu.federation.rounds import Accuracies, RoundReport, play
-from fedspu.federation.server import Federation
-from fedspu.runs import lay_out
+from fedspu.federation.rounds import Round, Scores, play
+from fedspu.federation.server import Federation, TrainRequests
+from fedspu.methods.method import Memory
+from fedspu.runs import Prepared, prepare
 
 CLASSES = 3
 
@@ -96,12 +100,19 @@ def examples(count: int = 120) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 def run_for(model: Build = ConvNet, **given: Any) -> fedspu.Run:
     """A run on the made examples; settings by name, with __ for a dot."""
-    return fedspu.simulate(named(**given), model=model, data=examples())
+    method = given.pop("method_record", None)
+    return fedspu.simulate(named(**given), model=model, data=examples(), method=method)
+
+
+def prepared_for(model: Build = ConvNet, **given: Any) -> Prepared:
+    """Such a run, ready to be played."""
+    method = given.pop("method_record", None)
+    return prepare(named(**given), model=model, data=examples(), method=method)
 
 
 def plan_for(model: Build = ConvNet, **given: Any) -> Plan:
     """The plan of such a run."""
-    return lay_out(named(**given), model, examples())
+    return prepared_for(model, **given).plan
 
 
 def named(**given: Any) -> dict[str, Any]:
@@ -109,48 +120,91 @@ def named(**given: Any) -> dict[str, Any]:
     return {**SMALL, **{name.replace("__", "."): v for name, v in given.items()}}
 
 
-def in_double(plan: Plan) -> Plan:
-    """The same plan with weights and examples in float64."""
-    build = plan.build
-    return replace(
+def in_double(ready: Prepared) -> Prepared:
+    """The same run with weights and examples in float64."""
+    plan, data = ready.plan, ready.examples.data
+    double = replace(
         plan,
-        build=lambda: build().double(),
+        build=partial(_built_in_double, plan.build),
         initial={
             name: tensor.double() if tensor.is_floating_point() else tensor
             for name, tensor in plan.initial.items()
         },
-        data=replace(plan.data, x=plan.data.x.double()),
     )
+    data = replace(data, x=data.x.double())
+    return replace(ready, plan=double, examples=replace(ready.examples, data=data))
 
 
-def with_part(plan: Plan, part: str, value: float = float("nan")) -> Plan:
-    """The same plan with one value in all of every client's examples of one part."""
-    x = plan.data.x.clone()
-    for split in plan.splits:
+def _built_in_double(build: Build) -> nn.Module:
+    return build().double()
+
+
+def with_part(ready: Prepared, part: str, value: float = float("nan")) -> Prepared:
+    """The same run with one value in all of every client's examples of one part."""
+    x = ready.examples.data.x.clone()
+    for split in ready.examples.splits:
         x[torch.from_numpy(getattr(split, part))] = value
-    return replace(plan, data=replace(plan.data, x=x))
+    return with_inputs(ready, x)
+
+
+def with_inputs(ready: Prepared, x: Tensor) -> Prepared:
+    """The same run with other inputs."""
+    data = replace(ready.examples.data, x=x)
+    return replace(ready, examples=replace(ready.examples, data=data))
+
+
+def client_of(ready: Prepared) -> Client:
+    """A client that plays all clients of a run in memory."""
+    cpu = torch.device("cpu")
+    return Client(ready.plan, ready.examples, Shelf(None), cpu)
+
+
+def request_for(
+    plan: Plan, federation: Federation, t: int, client: int
+) -> TrainRequest:
+    """What the server asks of a client in round t, whether or not it is chosen."""
+    return TrainRequests(federation, plan, t)[client]
+
+
+def empty_reply(t: int, client: int, **given: Any) -> TrainReply:
+    """A reply in round t without values; what is given says more."""
+    plain: dict[str, Any] = {
+        "active": None,
+        "payload": {},
+        "num_examples": 4,
+        "train_loss": 1.0,
+        "val_loss": None,
+        "has_stopped": False,
+    }
+    return TrainReply(t, client, **{**plain, **given})
 
 
 @dataclass
 class Played:
-    """What a plan came to."""
+    """What a run came to."""
 
     federation: Federation
-    reports: list[RoundReport]
+    rounds: list[Round]
     engine: LocalEngine
+
+    def memory(self, client: int) -> Memory:
+        """What a client keeps."""
+        last = self.federation.last.get(client, 0)
+        return self.engine.shelf.get(client, last)
 
     def own(self, client: int) -> State:
         """A client's own model as it stands."""
-        own = self.engine.memories[client].own
+        own = self.memory(client).own
         assert own is not None
         return own.state
 
 
-def play_all(plan: Plan) -> Played:
-    """Play a plan to its end in memory."""
-    engine = LocalEngine(plan)
-    reports = list(play(plan, engine, Federation(0, plan.initial), Accuracies()))
-    return Played(reports[-1].federation, reports, engine)
+def play_all(ready: Prepared) -> Played:
+    """Play a run to its end in memory."""
+    plan = ready.plan
+    engine = LocalEngine(plan, ready.examples)
+    rounds = list(play(plan, engine, Federation(0, plan.initial), Scores()))
+    return Played(rounds[-1].federation, rounds, engine)
 
 
 def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -301,17 +355,18 @@ class Slow:
 
 
 def slow_turn(
-    plan: Plan, now: Slow, t: int, client: int
+    ready: Prepared, now: Slow, t: int, client: int
 ) -> tuple[dict[str, Tensor], State, float, float]:
     """One client's mask, trained state, training and validation loss."""
-    settings = plan.settings
+    plan, settings = ready.plan, ready.plan.settings
     clusters = settings.clients.capacities
     p = clusters[client * len(clusters) // settings.clients.number]
     mask = masks(*draw_active(settings.seed, t, client, p))
     model = plan.build()
     own = now.personal.get(client, plan.initial)
     model.load_state_dict(slow_merge(own, mask, now.global_state))
-    x, y, split = plan.data.x, plan.data.y, plan.splits[client]
+    data, split = ready.examples.data, ready.examples.splits[client]
+    x, y = data.x, data.y
     rng = fedspu.stream(settings.seed, "batches", t, client)
     train_loss = slow_training(model, mask, x[split.train], y[split.train], plan, rng)
     model.eval()
@@ -321,10 +376,10 @@ def slow_turn(
     return mask, trained, train_loss, val_loss
 
 
-def slow_federation(plan: Plan) -> Slow:
+def slow_federation(ready: Prepared) -> Slow:
     """Algorithm 1; with early stopping on, Algorithm 2."""
-    settings = plan.settings
-    now = Slow(plan.initial)
+    settings = ready.plan.settings
+    now = Slow(ready.plan.initial)
     for t in range(1, settings.rounds + 1):
         left = [k for k in range(settings.clients.number) if k not in now.stopped]
         if not left:
@@ -336,8 +391,9 @@ def slow_federation(plan: Plan) -> Slow:
             cohort = sorted(left[i] for i in chosen)
         updates = []
         for client in cohort:
-            mask, trained, train_loss, val_loss = slow_turn(plan, now, t, client)
-            updates.append((mask, trained, len(plan.splits[client].train)))
+            mask, trained, train_loss, val_loss = slow_turn(ready, now, t, client)
+            number = len(ready.examples.splits[client].train)
+            updates.append((mask, trained, number))
             now.personal[client] = trained
             if settings.early_stopping.on:
                 blend = settings.early_stopping.blend

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu import State, stream
-from fedspu.federation.plan import Plan
+from fedspu.runs import Prepared
 from fedspu.streams import torch_stream
 from tests.oracles.federation import CLASSES, slow_batches
 
@@ -393,8 +393,9 @@ class FedAvg:
 
     judges_own = False
 
-    def __init__(self, plan: Plan, net: Net) -> None:
-        self.plan, self.net, self.settings = plan, net, plan.settings
+    def __init__(self, ready: Prepared, net: Net) -> None:
+        plan, self.examples = ready.plan, ready.examples
+        self.net, self.settings = net, plan.settings
         self.seed = plan.settings.seed
         self.number = plan.settings.clients.number
         self.rounds = plan.settings.rounds
@@ -421,7 +422,7 @@ class FedAvg:
         return not (self.settings.norm.policy == "local" and is_norm(name))
 
     def weight(self, k: int) -> float:
-        return float(len(self.plan.splits[k].train))
+        return float(len(self.examples.splits[k].train))
 
     # What they share
 
@@ -431,8 +432,8 @@ class FedAvg:
         return Fraction(str(clusters[k * len(clusters) // self.number]))
 
     def part(self, k: int, part: str) -> tuple[Tensor, Tensor]:
-        where = getattr(self.plan.splits[k], part)
-        return self.plan.data.x[where], self.plan.data.y[where]
+        where = getattr(self.examples.splits[k], part)
+        return self.examples.data.x[where], self.examples.data.y[where]
 
     def descent(self) -> Descent:
         train = self.settings.train
@@ -556,6 +557,10 @@ class FedAvg:
         ]
         return sum(each) / len(each)
 
+    def has_global(self) -> bool:
+        """A model that lacks learned tensors is none."""
+        return all(self.travels(name) or is_statistic(name) for name in self.w0)
+
     def cohort(self, t: int) -> list[int]:
         left = [k for k in range(self.number) if k not in self.stopped]
         if len(left) <= self.settings.clients.per_round:
@@ -588,7 +593,7 @@ class FedAvg:
                 personal = {**personal, **{k: self.accuracy(t, k) for k in turns}}
             elif is_due:
                 personal = {k: self.accuracy(t, k) for k in range(self.number)}
-            if is_due:
+            if is_due and self.has_global():
                 global_accuracy = self.global_accuracy(t)
             played.append(
                 Round(
@@ -611,7 +616,7 @@ class Finetuned(FedAvg):
         w = self.net.cut(self.global_state, self.net.whole)
         rng = stream(self.seed, "adapt", t, k)
         with torch_stream(self.seed, "adapt dropout", t, k):
-            self.train(w, k, rng, self.settings.method.finetune)
+            self.train(w, k, rng, self.settings.method.options["finetune"])
         return w
 
 
@@ -624,6 +629,16 @@ class FedDrop(FedAvg):
         return {
             layer: sorted(rng.permutation(size)[: counts[layer]].tolist())
             for layer, size in self.net.sizes.items()
+        }
+
+
+class FedRolex(FedAvg):
+    """Alam et al.: neighbouring neurons, from one further each round."""
+
+    def offered(self, t: int, k: int) -> Kept:
+        return {
+            layer: sorted((t - 1 + i) % self.net.sizes[layer] for i in first)
+            for layer, first in self.net.first(self.p(k)).items()
         }
 
 
@@ -750,11 +765,11 @@ class FedSelect(Pruned):
 class Small(FedAvg):
     """FedAvg of the first neurons of w0, as many as the weakest client can train."""
 
-    def __init__(self, plan: Plan, net: Net, w0: State) -> None:
+    def __init__(self, ready: Prepared, net: Net, w0: State) -> None:
         kept = net.first(
-            min(Fraction(str(p)) for p in plan.settings.clients.capacities)
+            min(Fraction(str(p)) for p in ready.plan.settings.clients.capacities)
         )
-        super().__init__(plan, net.only(kept))
+        super().__init__(ready, net.only(kept))
         self.w0 = self.global_state = net.cut(w0, kept)
 
 
@@ -840,10 +855,10 @@ class FjORDOriginal(FjORD):
     implementation.
     """
 
-    def __init__(self, plan: Plan, net: Net, w0: State) -> None:
-        super().__init__(plan, net)
+    def __init__(self, ready: Prepared, net: Net, w0: State) -> None:
+        super().__init__(ready, net)
         self.w0 = self.global_state = {name: w0[name] for name in net.axes}
-        clusters = plan.settings.clients.capacities
+        clusters = ready.plan.settings.clients.capacities
         self.widths = sorted({Fraction(str(p)) for p in clusters})
         self.statistics = [self._statistics(self.w0, p) for p in self.widths]
         self.mine: dict[int, list[State]] = {}
@@ -873,7 +888,7 @@ class FjORDOriginal(FjORD):
                 part.update(mine[i])
                 return self.net.forward(part, x, Mode("train"))
 
-            if self.settings.method.distillation:
+            if self.settings.method.options.get("distillation"):
                 full = at(len(widths) - 1)
                 each = F.cross_entropy(full, y, reduction="none")
                 loss = each.mean()

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
+from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
 
 Axes = frozenset[tuple[str, int]]
 

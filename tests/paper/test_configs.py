@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedspu.models import MODELS
-from fedspu.settings import Settings, make_settings, read_toml
+from fedspu.resolve import resolve
+from fedspu.settings import Settings, flatten, read_toml
 
 FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 ALPHAS = (0.1, 0.5, 1.0)
@@ -14,7 +15,7 @@ STEPS = {"emnist": (2e-4, 16), "cifar10": (0.1, 128), "speech": (5e-4, 16)}
 
 
 def settings_of(file: Path) -> Settings:
-    return make_settings(read_toml(file))
+    return resolve(read_toml(file))
 
 
 def test_there_is_one_file_for_each_experiment() -> None:
@@ -30,12 +31,15 @@ def test_a_file_has_the_paper_s_numbers(file: Path) -> None:
     assert (settings.train.lr, settings.train.batch_size) == STEPS[name]
     assert settings.model == name
     assert name in MODELS
+    # They stand in the file, and are not only what the data set suggests.
+    written = dict(flatten(read_toml(file)))
+    assert {"model", "data.name", "train.lr", "train.batch_size"} <= set(written)
     # All the rest is as by default, which is the paper's.
     own = {"model", "data.name", "data.alpha", "early_stopping.on"}
     own |= {"train.lr", "train.batch_size"}
     values = settings.model_dump()
     given = {key: _value(values, key) for key in own}
-    assert make_settings(given) == settings
+    assert resolve(given) == settings
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.stem))

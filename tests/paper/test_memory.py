@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedspu import choose_random, map_neurons, stream
-from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
+from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
 from fedspu.profile.paper import paper_bytes
 
 PRINTED = {0.2: 54, 0.4: 44, 0.6: 31, 0.8: 18}

@@ -11,7 +11,7 @@ import torch
 
 import fedspu
 from fedspu import map_neurons
-from fedspu.models import MODELS
+from fedspu.models import find
 from fedspu.neurons.choose import choose_random
 from fedspu.units import paper_gb
 
@@ -59,8 +59,8 @@ CLAIMS = {
 @pytest.mark.parametrize("index", range(5))
 def test_the_entries_that_travel_at_each_p(name: str, index: int) -> None:
     claim, p = CLAIMS[name], CAPACITIES[index]
-    model = MODELS[name]()
-    neurons = map_neurons(model, torch.zeros(2, *model.input_shape))  # type: ignore[misc]  # built-in models have one
+    model = find(name)()
+    neurons = map_neurons(model, torch.zeros(2, *model.input_shape))
     chosen = choose_random(neurons, p, np.random.default_rng(index))
     assert neurons.num_entries(chosen) == claim.entries(p) == claim.at_each_p[index]
 
@@ -68,10 +68,10 @@ def test_the_entries_that_travel_at_each_p(name: str, index: int) -> None:
 @cache
 def one_round(name: str) -> fedspu.Run:
     """One round of the paper's network with all of its clients, two in a cluster."""
-    model = MODELS[name]()
+    model = find(name)()
     classes = claim_classes(name)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, *model.input_shape)).astype(np.float32)  # type: ignore[misc]  # built-in models have one
+    x = rng.normal(size=(200, *model.input_shape)).astype(np.float32)
     y = np.arange(200) % classes
     settings = {
         "model": name,

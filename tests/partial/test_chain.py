@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedspu import Axis, NeuronGroup, Neurons, partial_training, state_of
-from fedspu.models import CIFARNet, DigitsNet, EMNISTNet, SpeechNet
+from fedspu.models.paper import CIFARNet, DigitsNet, EMNISTNet, SpeechNet
 from fedspu.partial.chain.find import find_chain
 from fedspu.partial.chain.pooling import halves, pool, unpool
 from fedspu.partial.weight import Mode, Saves
@@ -31,7 +31,7 @@ from tests.oracles.zoo import ZOO_BY_NAME
 def however_small() -> Iterator[None]:
     """Chains run as such here even where the general path is quicker."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedspu.partial.chain.run.SMALLEST", 0)
+        patch.setattr("fedspu.partial.chain.run.MIN_VALUES", 0)
         yield
 
 
@@ -259,7 +259,7 @@ def test_a_table_that_does_not_fit_the_chain_takes_the_general_path() -> None:
 def test_the_smallest_batches_take_the_general_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedspu.partial.chain.run.SMALLEST", 16 * 28 * 28 * 20)
+    monkeypatch.setattr("fedspu.partial.chain.run.MIN_VALUES", 16 * 28 * 28 * 20)
     neurons, model = mapped("emnist_cnn"), EMNISTNet().train()
     with partial_training(model, neurons, random_active(neurons, 0.5)):
         assert is_by_chain(model(torch.zeros(16, 1, 28, 28)))

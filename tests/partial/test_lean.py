@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from fedspu import map_neurons, partial_training
 from fedspu.partial.lean import lean_forward
 from fedspu.partial.notes import (
-    Recipe,
+    Remake,
     need_of,
     note,
     pack,
-    recipe_of,
+    remake_of,
     transposed,
     unpack,
 )
@@ -208,7 +208,7 @@ def residual_net(in_place: bool) -> nn.Module:
 def test_a_residual_net_trains_the_same_and_keeps_less(
     mode: Any, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedspu.partial.operations.SMALLEST", 0)
+    monkeypatch.setattr("fedspu.partial.operations.MIN_PRODUCTS", 0)
     x, y = drawn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
     neurons = map_neurons(residual_net(in_place), x)
     active = random_active(neurons, 0.5)
@@ -229,7 +229,7 @@ def test_a_residual_net_trains_the_same_and_keeps_less(
 def test_first_layers_keep_the_active_channels_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedspu.partial.operations.SMALLEST", 0)
+    monkeypatch.setattr("fedspu.partial.operations.MIN_PRODUCTS", 0)
     # Tanh, so that it is no chain. The norm keeps its input: a quarter of it.
     layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten()]
     model: Any = nn.Sequential(*layers, nn.Linear(8 * 36, 3)).double().train()
@@ -283,31 +283,31 @@ def times_two(span: Any, dim: int, x: Tensor) -> Tensor:
 
 def test_a_note_is_void_once_the_tensor_changes() -> None:
     x = drawn(2, 3)
-    note(x, Recipe((x,), times_two, dim=1), need=2)
-    assert recipe_of(x) is not None
+    note(x, Remake((x,), times_two, dim=1), need=2)
+    assert remake_of(x) is not None
     assert need_of(x) == 2
     x.add_(1)
-    assert recipe_of(x) is None
+    assert remake_of(x) is None
     assert need_of(x) is None
-    assert recipe_of(x.clone()) is None
+    assert remake_of(x.clone()) is None
 
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 2), (0, -1), (2, 0)])
 def test_what_is_transposed_can_be_made_again(dims: tuple[int, int]) -> None:
     x = drawn(2, 3, 4)
-    y = transposed(note(x * 2, Recipe((x,), times_two, dim=2)), *dims)
-    recipe = recipe_of(y)
-    assert recipe is not None
-    assert recipe.dim is not None
-    made = recipe.make(3, recipe.dim, *recipe.tensors)
-    assert torch.equal(made, y.narrow(recipe.dim, 0, 3))
-    assert recipe.gives(3, recipe.dim)
-    assert not recipe.gives(3, (recipe.dim + 1) % 3)
+    y = transposed(note(x * 2, Remake((x,), times_two, dim=2)), *dims)
+    remake = remake_of(y)
+    assert remake is not None
+    assert remake.dim is not None
+    made = remake.make(3, remake.dim, *remake.tensors)
+    assert torch.equal(made, y.narrow(remake.dim, 0, 3))
+    assert remake.gives(3, remake.dim)
+    assert not remake.gives(3, (remake.dim + 1) % 3)
 
 
 def test_a_recipe_gives_only_the_channels_it_has() -> None:
-    recipe = Recipe((drawn(2, 2),), times_two, dim=1, has=2)
-    assert recipe.gives(2, 1)
-    assert not recipe.gives(None, 1)
-    assert not recipe.gives(1, 1)
-    assert not recipe.gives(torch.tensor([0, 1]), 1)
+    remake = Remake((drawn(2, 2),), times_two, dim=1, has=2)
+    assert remake.gives(2, 1)
+    assert not remake.gives(None, 1)
+    assert not remake.gives(1, 1)
+    assert not remake.gives(torch.tensor([0, 1]), 1)

@@ -14,7 +14,7 @@ from fedspu import (
     state_of,
     stream,
 )
-from fedspu.models import CIFARNet, EMNISTNet, SpeechNet
+from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
 from fedspu.neurons.choose import choose_ordered
 from fedspu.partial.weight import Mode
 from fedspu.profile.flops import flop_limits

@@ -7,9 +7,9 @@ from fedspu.errors import ModelError
 from fedspu.profile.measure import (
     Budget,
     Profile,
-    Setting,
+    Stepper,
+    StepSetting,
     Stopwatch,
-    Subject,
     choose,
     largest_share,
     profile,
@@ -29,7 +29,7 @@ def profiled(model: nn.Module | None = None, **given: object) -> Profile:
 def test_there_is_a_row_for_each_setting_beside_the_dense_step() -> None:
     found = profiled(shares=[1.0, 0.5, 0.5], modes=["exact", "truncated"])
     assert [row.setting for row in found.rows] == [
-        Setting(p, mode, saves)
+        StepSetting(p, mode, saves)
         for mode in ("exact", "truncated")
         for saves in ("fast", "lean")
         for p in (0.5, 1.0)
@@ -94,8 +94,8 @@ class Clock:
 
 def stopwatch(seconds: float, repetitions: int, patience: float) -> Stopwatch:
     model = ConvNet()
-    subject = Subject(model, map_neurons(model, X), X, Y, nn.CrossEntropyLoss())
-    return Stopwatch(subject, Clock(seconds), repetitions, patience, lambda text: None)
+    stepper = Stepper(model, map_neurons(model, X), X, Y, nn.CrossEntropyLoss())
+    return Stopwatch(stepper, Clock(seconds), repetitions, patience, lambda text: None)
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(1.0, 1), (0.003, 10), (1e-6, 100)])
@@ -112,7 +112,7 @@ def test_the_first_step_of_a_turn_is_not_counted(
 ) -> None:
     watch = stopwatch(1.0, 1, 60)
     clock: list[float] = []
-    monkeypatch.setattr(watch.subject, "step", lambda optimizer: clock.append(0))
+    monkeypatch.setattr(watch.stepper, "step", lambda optimizer: clock.append(0))
     monkeypatch.setattr(watch, "clock", lambda: float(len(clock)))
     assert watch.turn(None, 3) == 1.0
     assert len(clock) == 4
@@ -121,7 +121,7 @@ def test_the_first_step_of_a_turn_is_not_counted(
 @pytest.mark.parametrize(("patience", "taken"), [(60, 7), (0, 3)])
 def test_without_patience_few_repetitions_are_made(patience: float, taken: int) -> None:
     watch = stopwatch(1.0, 7, patience)
-    watch.seconds([None, Setting(0.5, "exact", "fast")])
+    watch.seconds([None, StepSetting(0.5, "exact", "fast")])
     assert watch.taken == taken
 
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu import choose_random, map_neurons, partial_training, stream
-from fedspu.models import EMNISTNet
+from fedspu.models.paper import EMNISTNet
 from fedspu.partial.weight import Mode, Saves
-from fedspu.profile.memory import held_bytes
+from fedspu.profile.memory import step_bytes
 
 
 def two_layers() -> nn.Module:
@@ -23,7 +23,7 @@ X, Y = torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
 
 def test_a_dense_step_holds_what_a_hand_counts() -> None:
     model = two_layers()
-    held = held_bytes(model, model.parameters(), X, Y)
+    held = step_bytes(model, model.parameters(), X, Y)
     assert held.weights == held.gradients == 4 * (12 + 3 + 6 + 2)
     assert (held.buffers, held.copies) == (0, 0)
     # The ReLU's output, of which the next layer's input is the same tensor; the log of
@@ -37,14 +37,14 @@ def test_gradients_count_also_where_saved_tensors_have_been() -> None:
     model = nn.Sequential(
         *(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in "abcdef")
     )
-    held = held_bytes(model, model.parameters(), torch.randn(64, 64), torch.arange(64))
+    held = step_bytes(model, model.parameters(), torch.randn(64, 64), torch.arange(64))
     assert held.gradients == held.weights
 
 
 def test_buffers_are_counted_and_a_frozen_weight_has_no_gradient() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     model[0].weight.requires_grad_(False)
-    held = held_bytes(model, [p for p in model.parameters() if p.requires_grad], X, Y)
+    held = step_bytes(model, [p for p in model.parameters() if p.requires_grad], X, Y)
     assert held.buffers == 2 * 4 * 3 + 8  # mean, variance, a count of batches
     assert held.weights - held.gradients == 4 * 12
 
@@ -52,7 +52,7 @@ def test_buffers_are_counted_and_a_frozen_weight_has_no_gradient() -> None:
 def test_a_step_leaves_no_gradient_and_no_weight_changed() -> None:
     model = two_layers()
     before = copy.deepcopy(model.state_dict())
-    held_bytes(model, model.parameters(), X, Y)
+    step_bytes(model, model.parameters(), X, Y)
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[key], v) for key, v in model.state_dict().items())
 
@@ -89,7 +89,7 @@ class Special(nn.Module):
 
 def saved_by(rest: Any) -> int:
     model = Special(rest)
-    return held_bytes(model, model.parameters(), X, Y).saved
+    return step_bytes(model, model.parameters(), X, Y).saved
 
 
 AT_LEAST = 4 * (5 * 2 + 1)
@@ -123,14 +123,14 @@ def test_temporary_tensors_are_in_the_peak_alone() -> None:
         return scores
 
     model = Special(wasteful)
-    held = held_bytes(model, model.parameters(), X, Y)
+    held = step_bytes(model, model.parameters(), X, Y)
     assert held.total < 1_000
     assert 1_000_000 <= held.peak < 1_001_000
 
 
 def test_measuring_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     model = two_layers()
-    held_bytes(model, model.parameters(), X, Y)
+    step_bytes(model, model.parameters(), X, Y)
     assert capfd.readouterr() == ("", "")
 
 
@@ -161,7 +161,7 @@ def test_what_is_saved_is_what_the_allocator_says(
     active = choose_random(neurons, 0.4, stream(0, "neurons"))
     given = {"mode": mode, "saves": saves, "layout": layout}
     with partial_training(model, neurons, active, **given) as trainable:
-        held = held_bytes(model, trainable, x, y)
+        held = step_bytes(model, trainable, x, y)
         seen = allocated(model, x, y)
     # Positions are held from the beginning; bits are packed outside of PyTorch.
     assert seen <= held.saved <= 1.04 * seen

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedspu.data.division import Shares
+from fedspu.data.division import LabelCounts
 from fedspu.errors import SettingsError
 from fedspu.reports.plots import (
     _bars,
     _colors,
     check_plot,
+    plot_label_counts,
     plot_profile,
-    plot_shares,
 )
 from tests.reports.measured import PROFILE
 
@@ -70,14 +70,14 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
         plot_profile(PROFILE, "a model", tmp_path / "nowhere" / "plot.png")
 
 
-def drawn_shares(shares: Shares, names: tuple[str, ...], path: Path) -> list[str]:
+def drawn_shares(shares: LabelCounts, names: tuple[str, ...], path: Path) -> list[str]:
     pytest.importorskip("matplotlib")
-    plot_shares(shares, names, "who has what", path)
+    plot_label_counts(shares, names, "who has what", path)
     return re.findall("<!-- (.*?) -->", path.read_text())
 
 
 def test_who_has_what_is_drawn_with_the_names_of_the_classes(tmp_path: Path) -> None:
-    shares = Shares(np.array([[80, 15, 5], [96, 4, 0]]))
+    shares = LabelCounts(np.array([[80, 15, 5], [96, 4, 0]]))
     drawn = drawn_shares(shares, ("cat", "dog", "bird"), tmp_path / "shares.svg")
     texts = {"who has what", "client", "examples", "class", "cat", "dog", "bird"}
     assert texts <= set(drawn)
@@ -86,7 +86,7 @@ def test_who_has_what_is_drawn_with_the_names_of_the_classes(tmp_path: Path) -> 
 def test_many_classes_have_a_scale_and_many_clients_are_a_sample(
     tmp_path: Path,
 ) -> None:
-    shares = Shares(np.ones((5000, 62), dtype=np.int64))
+    shares = LabelCounts(np.ones((5000, 62), dtype=np.int64))
     drawn = drawn_shares(shares, (), tmp_path / "shares.svg")
     assert "200 of 5,000 clients, evenly spaced" in drawn
     assert {"0", "61", "class"} <= set(drawn)

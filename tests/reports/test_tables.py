@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from torch import nn
 
-from fedspu.reports.intervals import half_interval, mean_percent
-from fedspu.reports.tables import compare_rows, markdown, rich_table, run_table
+import fedspu
+from fedspu.reports.intervals import half_interval, mean_shown
+from fedspu.reports.tables import (
+    compare_rows,
+    markdown,
+    rich_table,
+    run_table,
+    time_table,
+)
 from fedspu.units import duration, paper_gb, percent, size
-from tests.oracles.federation import run_for
+from tests.oracles.federation import examples, named, run_for
 
 
 def printed(*parts: Any) -> str:
@@ -101,7 +109,7 @@ def test_an_interval_worked_out_by_hand() -> None:
 
 def test_one_value_has_no_interval() -> None:
     assert half_interval([0.5]) is None
-    assert mean_percent([0.5]) == "50.0 %"
+    assert mean_shown([0.5], is_share=True) == "50.0 %"
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(-5, 5))
@@ -113,9 +121,15 @@ def test_an_interval_does_not_depend_on_where_the_values_lie(
 
 
 def test_shares_are_shown_with_their_interval() -> None:
-    assert mean_percent([0.7, 0.8, 0.9]) == "80.0 ± 24.8 %"
-    assert mean_percent([None, None]) == "-"
-    assert mean_percent([]) == "-"
+    assert mean_shown([0.7, 0.8, 0.9], is_share=True) == "80.0 ± 24.8 %"
+    assert mean_shown([None, None], is_share=True) == "-"
+    assert mean_shown([], is_share=True) == "-"
+
+
+def test_other_values_are_shown_with_four_digits_and_their_interval() -> None:
+    assert mean_shown([1.0, 2.0, 3.0], is_share=False) == "2 ± 2.5"
+    assert mean_shown([12.34567], is_share=False) == "12.35"
+    assert mean_shown([None], is_share=False) == "-"
 
 
 # Tables ------------------------------------------------------------------------------
@@ -126,6 +140,9 @@ def summary(**changed: Any) -> dict[str, Any]:
         "method": "fedspu",
         "alpha": 0.1,
         "seed": 0,
+        "metric": "accuracy",
+        "is_share": True,
+        "higher_is_better": True,
         "personal_accuracy": 0.5,
         "global_accuracy": None,
         "bytes_down": 1000,
@@ -169,6 +186,20 @@ def test_a_difference_is_taken_seed_by_seed() -> None:
     assert [row["against fedspu"] for row in rows] == ["-", "-10.0 ± 0.0 %"]
 
 
+def test_a_comparison_of_errors_has_their_name_and_no_percentages() -> None:
+    error = {"metric": "mae", "is_share": False, "higher_is_better": False}
+    rows = compare_rows(
+        [
+            summary(**error, personal_mae=0.5, global_mae=2.0),
+            summary(**error, personal_mae=0.25, global_mae=None, method="local"),
+        ]
+    )
+    assert [row["personal mae (lower is better)"] for row in rows] == ["0.5", "0.25"]
+    assert [row["global mae (lower is better)"] for row in rows] == ["2", "-"]
+    assert [row["against fedspu"] for row in rows] == ["-", "-0.25"]
+    assert "personal accuracy" not in rows[0]
+
+
 def test_rows_become_a_markdown_table() -> None:
     rows = [{"method": "a", "n": "1"}, {"method": "b", "n": "2"}]
     assert markdown(rows) == "| method | n |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n"
@@ -189,9 +220,43 @@ def test_the_table_of_a_run_shows_its_summary() -> None:
     assert "clients with p = 0.3" in text
     assert f"{run.summary['bytes_down'] + run.summary['bytes_up']:,} bytes" in text
     assert "validation and test examples are the same" in text
+    assert "personal accuracy" in text
+    assert "lower is better" not in text
+
+
+def number() -> nn.Module:
+    """A net with one output."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def test_the_table_of_a_regression_says_that_lower_is_better() -> None:
+    x, y = examples()
+    found = fedspu.simulate(
+        named(rounds=1, task="regression"), model=number, data=(x, y / 2)
+    ).summary
+    text = printed(run_table(found))
+    assert "personal mae" in text
+    assert f" {found['personal_mae']:.4g} " in text
+    assert "lower is better" in text
+    assert "accuracy" not in text
+    assert "%" not in text
 
 
 def test_the_table_of_local_training_shows_no_global_accuracy() -> None:
     text = printed(run_table(run_for(rounds=1, method="local").summary))
     assert "global accuracy" not in text
     assert "are the same" not in text
+
+
+def test_where_the_time_went_adds_up() -> None:
+    line = {"training": 2.0, "clients": 3.0, "judging": 1.0, "server": 0.5}
+    times = [{**line, "other": 0.5, "wall_seconds": 5.0}] * 2
+
+    text = printed(time_table(times, workers=2))
+
+    # The workers waited for what clients took and training did not.
+    shares = {"clients' turns": "40.0 %", "waiting": "20.0 %", "judging": "20.0 %"}
+    for title, share in shares.items():
+        assert any(title in row and share in row for row in text.splitlines())
+    assert "all, on 2 workers" in text
+    assert "10.0 s" in text

@@ -13,25 +13,29 @@ from functools import cache
 
 import pytest
 
-from fedspu.conformance import LAWS, MODELS, Ground, Subject, Violation, laws_for
+from fedspu.conformance import LAWS, MODELS, Case, Setup, Violation, laws_for
 from fedspu.conformance.nets import made_examples
-from fedspu.methods import READINGS, find_method
+from fedspu.methods import all_methods, make_method
 from fedspu.methods.method import Method
+from fedspu.settings import MethodSettings
 
 
 def methods_on_trial() -> dict[str, Method]:
     """The method that the environment names, or all of ours."""
     if named := os.environ.get("FEDSPU_METHOD"):
         name, _, reading = named.partition("@")
-        return {named: find_method(name, reading or None)}
-    return {f"{method.name}-{method.reading}": method for method in READINGS}
+        chosen = MethodSettings.model_validate(
+            {"name": name, "reading": reading or None}
+        )
+        return {named: make_method(chosen)}
+    return {f"{entry.name}-{entry.reading}": m for entry, m in all_methods().items()}
 
 
 METHODS = methods_on_trial()
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Model, method and law; tests of one subject follow each other."""
+    """Model, method and law; tests of one case follow each other."""
     leave_out = [n for n in os.environ.get("FEDSPU_LEAVE_OUT", "").split(",") if n]
     for model in MODELS:
         for name, method in METHODS.items():
@@ -40,15 +44,15 @@ def cases() -> Iterator[tuple[str, str, str]]:
 
 
 @cache
-def ground(model: str) -> Ground:
-    """One ground for all methods, so that FedAvg is played once."""
-    return Ground(model, MODELS[model], made_examples())
+def setup(model: str) -> Setup:
+    """One setup for all methods, so that FedAvg is played once."""
+    return Setup(model, MODELS[model], made_examples())
 
 
 @cache
-def subject(model: str, method: str) -> Subject:
-    """One subject for all laws, so that its runs are played once."""
-    return Subject(METHODS[method], ground(model))
+def case(model: str, method: str) -> Case:
+    """One case for all laws, so that its runs are played once."""
+    return Case(METHODS[method], setup(model))
 
 
 @pytest.mark.parametrize(("model", "method", "law"), list(cases()))
@@ -56,7 +60,7 @@ def test_a_method_obeys_the_law(model: str, method: str, law: str) -> None:
     """What is violated is said in one paragraph; an error has its traceback."""
     violation = None
     try:
-        LAWS[law](subject(model, method))
+        LAWS[law](case(model, method))
     except Violation as found:
         if found.__cause__ is not None:
             raise

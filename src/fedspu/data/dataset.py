@@ -1,13 +1,13 @@
 """The one shape that every data set takes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedspu.errors import DataError
+from fedspu.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,23 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples, and the settings that suit them.
+    """Examples and their targets.
 
     ``x`` is float32, int64 where examples are tokens, or uint8 where they are bytes to
     be scaled when they are taken: large sets stay as small as their files. ``y`` is
-    int64. ``classes`` are their names, ``owners`` who each example is from (a speaker,
-    a writer), where that is known. ``defaults`` has dotted names of settings; what the
-    user sets goes before them. ``sources`` are the files it came from, ``cache`` is the
-    folder of its decoded arrays, ``notes`` say what was left out, and why.
+    int64 or floats, ``NO_TARGETS`` where there are none. ``num_classes`` is how many
+    classes there are, where that is known; ``num_outputs`` how many outputs a model
+    needs, 0 until a task says so. ``classes`` are the names of classes, ``owners`` who
+    each example is from (a speaker, a writer), where that is
+    known. ``sources`` are the files it came from, ``cache`` is the folder of its
+    decoded arrays, ``notes`` say what was left out, and why.
     """
 
     name: str
     x: Tensor
     y: Tensor
-    num_classes: int
-    defaults: Mapping[str, object] = field(default_factory=dict)
+    num_classes: int = 0
+    num_outputs: int = 0
     classes: tuple[str, ...] = ()
     owners: Tensor | None = None
     scaling: Scaling = field(default_factory=lambda: Scaling())
@@ -54,26 +56,43 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
     def take(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Some examples as a model takes them, and their labels."""
+        """Some examples as a model takes them, and their targets."""
         return self.scaling.apply(self.x[positions]), self.y[positions]
 
 
-def check(dataset: Dataset) -> None:
-    """Raise a DataError if there is an example that no model could learn from."""
-    x, y, name = dataset.x, dataset.y, dataset.name
+NO_TARGETS = torch.empty(0)
+"""The ``y`` of data that has none."""
+
+
+def with_targets(dataset: Dataset, task: Task) -> Dataset:
+    """The data set with targets as a task has them; refuses what it cannot learn."""
+    name, x, y = dataset.name, dataset.x, dataset.y
+    if y is NO_TARGETS:
+        if task.make_targets is None:
+            raise DataError(
+                f"{name}: has no targets, an array y; task {task.name} needs them"
+            )
+        y = task.make_targets(x)
+        x = x.clamp(min=0)  # below 0: padding
+    if y.dim() == 0:
+        raise DataError(f"{name}: y has shape (); expected a target per example, (n,)")
     if len(x) != len(y):
-        raise DataError(f"{name}: {len(x)} examples in x but {len(y)} labels in y")
+        raise DataError(f"{name}: {len(x)} examples in x but {len(y)} targets in y")
     if len(y) == 0:
         raise DataError(f"{name}: no examples; expected at least one")
+    _refuse_broken(x, name)
+    try:
+        y = task.targets(x, y)
+        needed = task.num_outputs(x, y)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    if task.has_classes:
+        _refuse_outside(name, y, dataset.num_classes)
+        needed = max(needed, dataset.num_classes)
+    return replace(dataset, x=x, y=y, num_outputs=needed)
 
-    outside = ((y < 0) | (y >= dataset.num_classes)).nonzero().flatten()
-    if len(outside) > 0:
-        first = int(outside[0])
-        raise DataError(
-            f"{name}: {len(outside)} of {len(y)} labels lie outside "
-            f"0..{dataset.num_classes - 1}; the first is y[{first}] = {int(y[first])}"
-        )
 
+def _refuse_broken(x: Tensor, name: str) -> None:
     if not x.is_floating_point():
         return
     broken = (~x.isfinite()).flatten(1).any(1).nonzero().flatten()
@@ -81,4 +100,16 @@ def check(dataset: Dataset) -> None:
         raise DataError(
             f"{name}: {len(broken)} of {len(x)} examples hold NaN or infinite values; "
             f"the first is x[{int(broken[0])}]"
+        )
+
+
+def _refuse_outside(name: str, y: Tensor, num_classes: int) -> None:
+    """Refuse labels beyond the classes that the data set is known to have."""
+    outside = (y >= num_classes).nonzero() if num_classes else y[:0]
+    if len(outside) > 0:
+        first = tuple(outside[0].tolist())
+        place = ", ".join(map(str, first))
+        raise DataError(
+            f"{name}: {len(outside)} of {y.numel()} labels lie outside "
+            f"0..{num_classes - 1}; the first is y[{place}] = {int(y[first])}"
         )

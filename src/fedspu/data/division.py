@@ -22,7 +22,7 @@ Rng = np.random.Generator
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class ToDivide:
     """What is divided, among how many clients, and how unevenly."""
 
     labels: Labels
@@ -32,27 +32,27 @@ class Task:
     owners: Labels | None = None  # whose each example is, for `natural` alone
 
 
-def dirichlet(task: Task, rng: Rng) -> Indices:
+def dirichlet(what: ToDivide, rng: Rng) -> Indices:
     """Each class spread over the clients in proportions drawn from Dirichlet(alpha)."""
-    clients = np.empty(len(task.labels), dtype=np.int64)
-    by_class = np.argsort(task.labels, kind="stable")
-    _, firsts = np.unique(task.labels[by_class], return_index=True)
+    clients = np.empty(len(what.labels), dtype=np.int64)
+    by_class = np.argsort(what.labels, kind="stable")
+    _, firsts = np.unique(what.labels[by_class], return_index=True)
     for examples in np.split(by_class, firsts[1:]):
-        shares = rng.dirichlet(np.full(task.num_clients, task.alpha))
+        shares = rng.dirichlet(np.full(what.num_clients, what.alpha))
         clients[rng.permutation(examples)] = _spread(shares, len(examples), rng)
     return clients
 
 
-def dirichlet_client(task: Task, rng: Rng) -> Indices:
+def dirichlet_client(what: ToDivide, rng: Rng) -> Indices:
     """A mix of classes drawn for each client from Dirichlet(alpha); sizes alike.
 
     Classes run out: clients that want more of one than is left are served at random,
     and draw again from the rest of their mix.
     """
-    _, codes = np.unique(task.labels, return_inverse=True)
+    _, codes = np.unique(what.labels, return_inverse=True)
     left = np.bincount(codes)
-    mixes = rng.dirichlet(np.full(len(left), task.alpha), size=task.num_clients)
-    wanted = np.bincount(_dealt(len(codes), task.num_clients))
+    mixes = rng.dirichlet(np.full(len(left), what.alpha), size=what.num_clients)
+    wanted = np.bincount(_dealt(len(codes), what.num_clients))
     held = np.zeros(mixes.shape, dtype=np.int64)
     while wanted.any():
         drawn = _draw(mixes, wanted, left > 0, rng)
@@ -65,62 +65,62 @@ def dirichlet_client(task: Task, rng: Rng) -> Indices:
         wanted -= drawn.sum(1)
 
     clients = np.empty(len(codes), dtype=np.int64)
-    one_class = np.tile(np.arange(task.num_clients), len(left))
+    one_class = np.tile(np.arange(what.num_clients), len(left))
     clients[_by_class(codes, rng)] = np.repeat(one_class, held.T.ravel())
     return clients
 
 
-def iid(task: Task, rng: Rng) -> Indices:
+def iid(what: ToDivide, rng: Rng) -> Indices:
     """Equally many random examples for each client, give or take one."""
-    return rng.permutation(_dealt(len(task.labels), task.num_clients))
+    return rng.permutation(_dealt(len(what.labels), what.num_clients))
 
 
-def shards(task: Task, rng: Rng) -> Indices:
+def shards(what: ToDivide, rng: Rng) -> Indices:
     """Examples sorted by class, cut into equal shards; as many random ones for each.
 
     As in "Communication-efficient learning" (McMahan et al., 2017). A shard on the
     border of two classes has some of both.
     """
-    n, num_shards = len(task.labels), task.shards * task.num_clients
-    by_shard = rng.permutation(_dealt(num_shards, task.num_clients))
+    n, num_shards = len(what.labels), what.shards * what.num_clients
+    by_shard = rng.permutation(_dealt(num_shards, what.num_clients))
     clients = np.empty(n, dtype=np.int64)
-    clients[_by_class(task.labels, rng)] = by_shard[np.arange(n) * num_shards // n]
+    clients[_by_class(what.labels, rng)] = by_shard[np.arange(n) * num_shards // n]
     return clients
 
 
-def quantity(task: Task, rng: Rng) -> Indices:
+def quantity(what: ToDivide, rng: Rng) -> Indices:
     """Random examples, in sizes by a power law: the k-th largest is k^(-1/alpha) of it.
 
     That is Pareto's law with index alpha; alpha = 1 is Zipf's.
     """
-    ranks = 1.0 + rng.permutation(task.num_clients)
-    shares = ranks ** (-1 / task.alpha)
-    return rng.permutation(_spread(shares / shares.sum(), len(task.labels), rng))
+    ranks = 1.0 + rng.permutation(what.num_clients)
+    shares = ranks ** (-1 / what.alpha)
+    return rng.permutation(_spread(shares / shares.sum(), len(what.labels), rng))
 
 
-def natural(task: Task, rng: Rng) -> Indices:
+def natural(what: ToDivide, rng: Rng) -> Indices:
     """All examples of an owner together: a speaker, a writer, a client column.
 
     With as many owners as clients, client k is the k-th owner in sorted order; with
     more, each client has equally many random ones, give or take one.
     """
-    if task.owners is None:
+    if what.owners is None:
         raise SettingsError(
             "data.partition = 'natural': the data set does not say whose its examples "
             "are; add an array `client` to your .npz file, or use another partition"
         )
-    names, codes = np.unique(task.owners, return_inverse=True)
-    if len(names) < task.num_clients:
+    names, codes = np.unique(what.owners, return_inverse=True)
+    if len(names) < what.num_clients:
         raise SettingsError(
-            f"clients.number = {task.num_clients}: with data.partition = 'natural' "
+            f"clients.number = {what.num_clients}: with data.partition = 'natural' "
             f"expected at most {len(names)}, as many as the examples have owners"
         )
-    if len(names) == task.num_clients:
+    if len(names) == what.num_clients:
         return codes.astype(np.int64)
-    return rng.permutation(_dealt(len(names), task.num_clients))[codes]
+    return rng.permutation(_dealt(len(names), what.num_clients))[codes]
 
 
-PARTITIONS: dict[str, Callable[[Task, Rng], Indices]] = {
+PARTITIONS: dict[str, Callable[[ToDivide, Rng], Indices]] = {
     "dirichlet": dirichlet,
     "dirichlet-client": dirichlet_client,
     "iid": iid,
@@ -186,8 +186,8 @@ def partition(
     _refuse_impossible(len(labels), num_clients, kind, alpha, min_examples)
     if kind == "shards":
         _refuse_small_shards(len(labels), num_clients, shards)
-    task = Task(labels, num_clients, alpha, shards, owners)
-    clients = PARTITIONS[kind](task, rng)
+    what = ToDivide(labels, num_clients, alpha, shards, owners)
+    clients = PARTITIONS[kind](what, rng)
     clients = _help_the_smallest(clients, num_clients, min_examples, rng)
 
     by_client = np.argsort(clients, kind="stable")
@@ -277,7 +277,7 @@ def _levelled(sizes: Indices, total: int) -> Indices:
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class LabelCounts:
     """The examples of each client by class: ``counts`` is (clients, classes)."""
 
     counts: Indices
@@ -310,12 +310,14 @@ class Shares:
         return int((self.num_classes == 1).sum())
 
 
-def count_shares(parts: Sequence[Indices], labels: Labels, num_classes: int) -> Shares:
-    """The shares of clients whose examples are at ``parts``."""
+def count_labels(
+    parts: Sequence[Indices], labels: Labels, num_classes: int
+) -> LabelCounts:
+    """How many examples of each class clients have; theirs are at ``parts``."""
     clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     cells = clients * num_classes + labels[np.concatenate(parts)]
     counts = np.bincount(cells, minlength=len(parts) * num_classes)
-    return Shares(counts.reshape(len(parts), num_classes))
+    return LabelCounts(counts.reshape(len(parts), num_classes))
 
 
 def entropy(counts: Indices) -> NDArray[np.float64]:

@@ -1,1 +1,1 @@
-"""Ways to carry a request to a client, and its reply back."""
+"""Ways to reach clients: in this process, in others of this machine."""

@@ -1,29 +1,96 @@
-"""What a run will need of RAM and disk, and what is there; both are estimates."""
+"""This machine: its cores and threads, what a run will need of it, what it has held."""
 
+import ctypes
+import os
 import resource
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from fedspu.errors import SettingsError
+from fedspu.federation.plan import Plan, first_line
+from fedspu.training import make_optimizer
+
+# Devices, cores and threads -----------------------------------------------------------
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; ``auto`` is the best that is here."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingsError(
+            f"device = {name!r}: cannot be used here ({first_line(error)}); try cpu"
+        ) from None
+    return device
+
+
+def num_cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for each client turn: results must not depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def warm_up(plan: Plan) -> None:
+    """Do what would else be on the clock of the first client."""
+    # Torch loads a second's worth of modules with the first optimizer.
+    weights = [torch.zeros(1, requires_grad=True)]
+    make_optimizer(weights, plan.settings.train).zero_grad()
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed blocks: handing them back costs a page fault each time."""
+    with suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+# RAM and disk -------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
-class Room:
+class Space:
     """Bytes of RAM and disk."""
 
     ram: float
     disk: float
 
 
-def room_needed(
+def memory_needed(
     model: int,
     num_kept: int,
     per_round: int,
     num_workers: int,
     cache: float,
     waiting: int,
-) -> Room:
+) -> Space:
     """What a run needs, beside its data and what training steps hold.
 
     ``model`` are the bytes of one model, ``num_kept`` the clients that may come to keep
@@ -34,13 +101,13 @@ def room_needed(
     """
     server = 6 * model + waiting * model
     worker = 6 * model + min(cache, num_kept * model)
-    return Room(
+    return Space(
         ram=server + num_workers * worker,
         disk=(num_kept + per_round + 3) * model,
     )
 
 
-def room_here(folder: Path | None) -> Room:
+def memory_here(folder: Path | None) -> Space:
     """What is free: RAM, and disk where ``folder`` will be; infinite if unknown."""
     ram = disk = float("inf")
     with suppress(OSError, StopIteration, ValueError):
@@ -51,7 +118,7 @@ def room_here(folder: Path | None) -> Room:
         there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         with suppress(OSError):
             disk = shutil.disk_usage(there).free
-    return Room(ram, disk)
+    return Space(ram, disk)
 
 
 def forget_peak() -> None:

@@ -15,21 +15,20 @@ import signal
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import torch
 
-from fedspu.engines.machine import forget_peak, peak_rss_bytes
-from fedspu.engines.turns import Turn, play_turn, warm_up
+from fedspu.data.examples import DividedData
+from fedspu.engines.machine import forget_peak, peak_rss_bytes, warm_up
 from fedspu.errors import FedSPUError
-from fedspu.federation.client import Which, judge
-from fedspu.federation.memory import Entry, Memories, Shelf
+from fedspu.federation.client import Client
+from fedspu.federation.memory import Shelf
 from fedspu.federation.messages import (
     Packet,
     Request,
@@ -39,12 +38,8 @@ from fedspu.federation.messages import (
     unpack_state,
 )
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Answer
-from fedspu.federation.server import Federation
-from fedspu.federation.workbench import Workspace
-from fedspu.methods.method import Offer
+from fedspu.federation.rounds import Answer, Cost, Facts, Missing
 from fedspu.neurons.table import State
-from fedspu.training import Score
 
 
 def window(num_workers: int) -> int:
@@ -65,33 +60,27 @@ def can_fork() -> bool:
 
 @dataclass
 class Job:
-    """One client's turn or judgement, for a worker."""
+    """One client's request, for a worker."""
 
     client: int
-    message: tuple[Any, ...]
-    packet: Packet | None = None  # goes with it, through shared memory
+    request: Request
+    packet: Packet
     tries: int = 0  # that its workers did not live through
-
-
-@dataclass(frozen=True)
-class Done:
-    """What became of a job; ``result`` is None if its workers died."""
-
-    job: Job
-    result: Any
 
 
 class Worker:
     """A process that plays clients, and the memory shared with it."""
 
-    def __init__(self, plan: Plan, shelf: Shelf, stage: mmap, room: int) -> None:
+    def __init__(
+        self, plan: Plan, examples: DividedData, shelf: Shelf, stage: mmap, room: int
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self.down, self.up = mmap(-1, room), mmap(-1, room)
         self.pipe, theirs = context.Pipe()
         self.peak = 0  # bytes of memory, as it said last
         self.process = context.Process(
             target=_serve,
-            args=(plan, shelf, theirs, self.pipe, self.down, self.up, stage),
+            args=(plan, examples, shelf, theirs, self.pipe, self.down, self.up, stage),
             daemon=True,
         )
         with warnings.catch_warnings():  # Python 3.12: a fork of a process with threads
@@ -99,20 +88,17 @@ class Worker:
             self.process.start()
         theirs.close()
 
-    def send(self, job: Job) -> None:
-        """Give it a job."""
-        lengths = None if job.packet is None else _write(self.down, job.packet)
-        self.pipe.send((*job.message, lengths))
+    def send(self, job: Job, staged: int) -> None:
+        """Give it a job; ``staged`` is the number of the state on the stage."""
+        self.pipe.send((_write(self.down, job.packet), staged))
 
-    def receive(self) -> Any:
+    def receive(self) -> Packet:
         """What came of its job; raises what it raised, EOFError if it is dead."""
-        kind, result = self.pipe.recv()
-        if kind == "error":
+        is_done, result = self.pipe.recv()
+        if not is_done:
             raise pickle.loads(result)
-        if kind == "turn":
-            lengths, entry, seconds, self.peak = result
-            return Turn(_read(self.up, lengths), entry, seconds)
-        return result
+        lengths, seconds, self.peak = result
+        return _read(self.up, lengths, seconds)
 
     def end(self) -> None:
         """End it, whatever it does."""
@@ -126,15 +112,15 @@ class WorkersEngine:
     """Plays clients on several processes, to the same bits as on one."""
 
     def __init__(
-        self, plan: Plan, memories: Memories | None = None, num_workers: int = 2
+        self, plan: Plan, examples: DividedData, shelf: Shelf, num_workers: int = 2
     ) -> None:
-        self.plan, self.num_workers = plan, num_workers
-        self.memories = Memories() if memories is None else memories
+        self.plan, self.examples, self.shelf = plan, examples, shelf
+        self.num_workers = num_workers
         whole = sum(tensor.nbytes for tensor in plan.initial.values())
         self._room = 2 * whole + 2**20  # w0, all values, and positions
         self._stage = mmap(-1, whole + 1)
         self._staged = 0  # how many states have been on the stage
-        self.peak = 0  # the most memory that a worker has held, once they have ended
+        self._peak = 0
         warm_up(plan)
         self._workers: list[Worker] = []
         try:
@@ -144,49 +130,36 @@ class WorkersEngine:
             self.close()
             raise
 
-    def exchange(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Answer]]:
-        """Play the clients' turns, longest first; answers come as they are there."""
-        turns = _Turns(self.plan, self.memories, requests, self.num_workers)
-        changed: dict[int, Entry] = {}
-        for done in self._work(turns.next):
-            client, turn = done.job.client, done.result
-            offer = turns.end(client)
-            if turn is not None:
-                changed[client] = turn.entry
-                reply = unpack_reply(self.plan, turn.up, client, offer)
-                cost = turn.cost(done.job.packet)
-                yield client, Answer(reply, cost, done.job.tries > 0)
-        self.memories.update(changed)
+    @property
+    def facts(self) -> Facts:
+        """How many workers there are, and the most memory that one has held."""
+        peak = max((worker.peak for worker in self._workers), default=self._peak)
+        return Facts(self.num_workers, peak)
 
-    def judge(
-        self, clients: Iterable[int], federation: Federation, which: Which
-    ) -> dict[int, Score]:
-        """Score each client's personal model, or the global one, on its test part."""
-        clients = list(clients)
-        staged = self._show(federation.global_state)
-        jobs = iter(
-            Job(
-                k,
-                (
-                    *("judge", federation.round, k),
-                    *(self.memories.entries.get(k), which, staged),
-                ),
-            )
-            for k in clients
-        )
-        scores = {}
-        for done in self._work(lambda: next(jobs, None)):
-            if done.result is None:
-                raise FedSPUError(
-                    f"client {done.job.client} could not be judged: its worker died "
-                    f"{MAX_TRIES} times; is there enough memory? Try --workers 1"
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer | Missing]]:
+        """Play the clients' turns, longest first; answers come as they are there."""
+        if broadcast is not None:
+            self._show(broadcast)
+        turns = _Turns(self.plan, self.examples, requests, self.num_workers)
+        for job, up in self._work(turns.next):
+            turns.end(job.client)
+            if up is None:
+                yield (
+                    job.client,
+                    Missing(
+                        f"its worker died {MAX_TRIES} times; is there enough memory? "
+                        "Try --workers 1"
+                    ),
                 )
-            scores[done.job.client] = done.result
-        return {client: scores[client] for client in clients}
+                continue
+            reply = unpack_reply(self.plan, job.request, up)
+            yield job.client, Answer(reply, Cost.of(job.packet, up), job.tries > 0)
 
     def close(self) -> None:
         """End the workers."""
-        self.peak = max((worker.peak for worker in self._workers), default=self.peak)
+        self._peak = self.facts.peak_bytes
         for worker in self._workers:
             worker.end()
         self._workers = []
@@ -196,17 +169,18 @@ class WorkersEngine:
         self._workers[place] = self._hire()
 
     def _hire(self) -> Worker:
-        return Worker(self.plan, self.memories.shelf, self._stage, self._room)
+        return Worker(self.plan, self.examples, self.shelf, self._stage, self._room)
 
-    def _show(self, state: State) -> int:
-        """Put a state where all workers see it; the number of this showing."""
+    def _show(self, state: State) -> None:
+        """Put a state where all workers see it."""
         values = pack_state(self.plan, state)
         self._stage[: len(values)] = values
         self._staged += 1
-        return self._staged
 
-    def _work(self, next_job: Callable[[], Job | None]) -> Iterator[Done]:
-        """Let workers do jobs until there are no more, each as it is done."""
+    def _work(
+        self, next_job: Callable[[], Job | None]
+    ) -> Iterator[tuple[Job, Packet | None]]:
+        """Let workers do jobs until there are no more; each with what came of it."""
         running: dict[int, Job] = {}  # by worker
         try:
             yield from self._doing(next_job, running)
@@ -216,9 +190,9 @@ class WorkersEngine:
 
     def _doing(
         self, next_job: Callable[[], Job | None], running: dict[int, Job]
-    ) -> Iterator[Done]:
+    ) -> Iterator[tuple[Job, Packet | None]]:
         again: list[Job] = []
-        done: list[Done] = []
+        done: list[tuple[Job, Packet | None]] = []
         while True:
             for place in range(self.num_workers):
                 if place not in running:
@@ -227,7 +201,7 @@ class WorkersEngine:
                         break
                     running[place] = job
                     with suppress(OSError):  # it is dead: found out below
-                        self._workers[place].send(job)
+                        self._workers[place].send(job, self._staged)
             if done:  # only now, so that no worker waits for what is done with it
                 yield from done
                 done = []
@@ -239,14 +213,14 @@ class WorkersEngine:
                 place = pipes[pipe]  # type: ignore[index]  # of ours, each a connection
                 job = running.pop(place)
                 try:
-                    done.append(Done(job, self._workers[place].receive()))
+                    done.append((job, self._workers[place].receive()))
                 except (EOFError, OSError):
                     self._replace(place)
                     job.tries += 1
                     if job.tries < MAX_TRIES:
                         again.append(job)
                     else:
-                        done.append(Done(job, None))
+                        done.append((job, None))
 
 
 class _Turns:
@@ -255,40 +229,39 @@ class _Turns:
     def __init__(
         self,
         plan: Plan,
-        memories: Memories,
+        examples: DividedData,
         requests: Mapping[int, Request],
         num_workers: int,
     ) -> None:
-        self.plan, self.memories, self.requests = plan, memories, requests
+        self.plan, self.examples, self.requests = plan, examples, requests
         self.clients = deque(sorted(requests))
         self.window = window(num_workers)
-        self._offers: dict[int, Offer | None] = {}  # of turns that have begun
+        self._begun: set[int] = set()
         self._ended: set[int] = set()
 
     def next(self) -> Job | None:
         """The longest turn that may begin: not too far ahead of the first to end."""
-        begun = self._offers.keys() | self._ended
         near = islice(self.clients, self.window)
-        waiting = [client for client in near if client not in begun]
+        waiting = [client for client in near if client not in self._begun]
         if not waiting:
             return None
         client = max(waiting, key=self._length)
+        self._begun.add(client)
         request = self.requests[client]
-        self._offers[client] = request.offer
-        entry = self.memories.entries.get(client)
-        return Job(client, ("turn", entry), pack_request(self.plan, request))
+        return Job(client, request, pack_request(self.plan, request))
 
-    def end(self, client: int) -> Offer | None:
-        """A client's turn has ended; what it was offered."""
+    def end(self, client: int) -> None:
+        """A client's turn has ended."""
         self._ended.add(client)
         while self.clients and self.clients[0] in self._ended:
-            self._ended.remove(self.clients.popleft())
-        return self._offers.pop(client)
+            first = self.clients.popleft()
+            self._ended.remove(first)
+            self._begun.remove(first)
 
     def _length(self, client: int) -> float:
         """About how long a client's turn takes."""
         p = float(self.plan.capacity(client))
-        return self.plan.num_examples(client) * (1 + p)
+        return self.examples.num_examples(client) * (1 + p)
 
 
 # In the worker ------------------------------------------------------------------------
@@ -296,6 +269,7 @@ class _Turns:
 
 def _serve(
     plan: Plan,
+    examples: DividedData,
     shelf: Shelf,
     pipe: Connection,
     theirs: Connection,
@@ -309,29 +283,21 @@ def _serve(
     theirs.close()
     torch.set_num_threads(1)
     forget_peak()
-    workspace = Workspace(plan)
-    shown: tuple[int, State] = (0, {})
+    client = Client(plan, examples, shelf, torch.device("cpu"))
+    shown, broadcast = 0, None
     while True:
         try:
-            kind, *message, lengths = pipe.recv()
+            lengths, staged = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            if kind == "turn":
-                packet = _read(down, lengths)
-                turn = play_turn(plan, workspace, shelf, packet, *message)
-                lengths = _write(up, turn.up)
-                took = (turn.entry, turn.seconds, peak_rss_bytes())
-                pipe.send((kind, (lengths, *took)))
-            else:
-                t, client, entry, which, staged = message
-                if staged != shown[0]:
-                    shown = staged, unpack_state(plan, stage)
-                memory = None if entry is None else shelf.get(entry)
-                score = judge(plan, workspace, t, client, memory, shown[1], which)
-                pipe.send((kind, score))
+            if staged != shown:
+                shown, broadcast = staged, unpack_state(plan, stage)
+            packet = client.answer(_read(down, lengths), broadcast)
+            result = _write(up, packet), packet.seconds, peak_rss_bytes()
+            pipe.send((True, result))
         except Exception as error:  # whatever it is, the main process raises it
-            pipe.send(("error", _portable(error)))
+            pipe.send((False, _portable(error)))
 
 
 def _portable(error: Exception) -> bytes:
@@ -345,7 +311,7 @@ def _portable(error: Exception) -> bytes:
 
 
 def _die_with_parent() -> None:
-    with suppress(OSError, AttributeError):  # Linux alone has it
+    with suppress(OSError, AttributeError):  # only Linux has it
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() == 1:
             os._exit(1)
@@ -359,6 +325,7 @@ def _write(room: mmap, packet: Packet) -> tuple[int, ...]:
     return tuple(map(len, parts))
 
 
-def _read(room: mmap, lengths: tuple[int, ...]) -> Packet:
+def _read(room: mmap, lengths: tuple[int, ...], seconds: float = 0.0) -> Packet:
     room.seek(0)
-    return Packet(*(room.read(length) for length in lengths))
+    header, positions, values, initial = (room.read(length) for length in lengths)
+    return Packet(header, positions, values, initial, seconds)

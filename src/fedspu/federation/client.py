@@ -1,114 +1,273 @@
-"""One client's turn, and the memory it keeps between turns."""
+"""A client: it answers messages, trains on its own examples, and keeps its memory."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import isfinite
-from typing import Literal
+from time import perf_counter
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedspu.errors import TrainingError
-from fedspu.federation.messages import Reply, Request
+from fedspu.federation.memory import Shelf
+from fedspu.federation.messages import (
+    JudgeReply,
+    JudgeRequest,
+    Packet,
+    Reply,
+    Request,
+    TrainReply,
+    TrainRequest,
+    pack_reply,
+    unpack_request,
+)
 from fedspu.federation.plan import Plan
-from fedspu.federation.workbench import Bench, Workspace
-from fedspu.methods.method import Held, Lesson, Own, Situation
-from fedspu.neurons.blocks import extract, merge, state_of
-from fedspu.neurons.scores import score_neurons
+from fedspu.federation.workbench import Placed, Workbench
+from fedspu.methods.method import ClientRound, Memory, ModelState, Turn, Which
+from fedspu.neurons.blocks import extract, merge
 from fedspu.neurons.slim import slim_state, slimmable
 from fedspu.neurons.table import Active, State
 from fedspu.streams import stream, torch_stream
 from fedspu.training import (
+    LocalTraining,
     Score,
     blended_loss,
     check_finite,
     evaluate,
     has_stopped,
-    train,
+    make_augmentation,
 )
 
-Which = Literal["personal", "global"]
-"""The model a client would use now, or the server's."""
+
+class Examples(Protocol):
+    """Clients' own examples: of one client on a device, of all in a simulation."""
+
+    def part(self, client: int, name: str) -> tuple[Tensor, Tensor]:
+        """A client's own ``train``, ``val`` or ``test`` examples."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """All that a client keeps between turns; it never leaves the client."""
+class Client:
+    """Answers requests as bytes: by the plan, its examples and its shelf alone.
 
-    own: Held | None  # its own model; None if the method keeps none
-    losses: tuple[float, ...] = ()  # blended, one per participation
-    kept: Active | None = None  # the neurons it chose, in methods that score them
+    A device has one; in a simulation one plays all the clients of a process.
+    """
 
+    def __init__(
+        self, plan: Plan, examples: Examples, shelf: Shelf, device: torch.device
+    ) -> None:
+        self.plan, self.examples, self.shelf = plan, examples, shelf
+        self.device = device
+        self.workbench = Workbench(plan, device)
 
-def take_turn(
-    plan: Plan, workspace: Workspace, request: Request, memory: Memory | None
-) -> tuple[Reply, Memory]:
-    """Algorithm 1, lines 8 to 11, and Algorithm 2, lines 8 to 16."""
-    memory = memory or Memory(None)
-    t, client = request.round, request.client
-    try:
-        return _turn(plan, workspace, request, memory)
-    except TrainingError as error:
-        raise TrainingError(f"round {t}, client {client}: {error}") from None
+    def answer(self, packet: Packet, broadcast: State | None = None) -> Packet:
+        """The reply to a request; ``broadcast`` is what was sent to all clients alike.
 
+        What the client keeps after its turn is on its shelf before it replies.
+        """
+        request = unpack_request(self.plan, packet)
+        reply, seconds = self.reply(request, broadcast)
+        return replace(pack_reply(self.plan, request, reply), seconds=seconds)
 
-def _turn(
-    plan: Plan, workspace: Workspace, request: Request, memory: Memory
-) -> tuple[Reply, Memory]:
-    method, offer = plan.method, request.offer
-    now = plan.situation(request.round, request.client, memory.kept)
-    x, y = plan.examples(now.client, "train")
+    def reply(
+        self, request: Request, broadcast: State | None = None
+    ) -> tuple[Reply, float]:
+        """The reply to a request, and the seconds that it took to find it."""
+        t, client = request.round, request.client
+        memory = self.shelf.get(client, request.last)
+        began = perf_counter()
+        try:
+            if isinstance(request, JudgeRequest):
+                found = self.judge(request, memory, broadcast)
+                return found, perf_counter() - began
+            reply, kept = self.take_turn(request, memory)
+            seconds = perf_counter() - began
+        except TrainingError as error:
+            raise TrainingError(f"round {t}, client {client}: {error}") from None
+        self.shelf.put(client, t, kept)
+        return reply, seconds
 
-    # Merge what came into the client's own model.
-    base = _full(plan, memory.own, request.initial)
-    where = plan.travelling(offer.active) if offer else {}
-    begin = Held(method.start(base, where, request.payload))
+    # A turn (Algorithm 1, lines 8 to 11, and Algorithm 2, lines 8 to 16) --------------
 
-    # Choose what to train; the rest is frozen, or does not exist.
-    own = Own(y, lambda: _scores(plan, workspace.place(begin), now, x, y))
-    active = method.keep(now, offer, own)
-    if method.is_slim:
-        kept = slimmable(plan.neurons, active)
-        begin = Held(slim_state(begin.state, plan.neurons, kept), kept)
+    def take_turn(
+        self, request: TrainRequest, memory: Memory
+    ) -> tuple[TrainReply, Memory]:
+        """Merge what came, train, and stop if it no longer pays."""
+        plan, method = self.plan, self.plan.method
+        turn = self._turn(request, memory)
 
-    # Train.
-    bench = workspace.place(begin)
-    lesson = _lesson(plan, bench, now, "batches", x, y, _inside(active, begin))
-    sent = bench.neurons.blocks(lesson.active)
-    with torch_stream(now.seed, "dropout", now.round, now.client):
-        train_loss = method.train(lesson)
-    trained = replace(begin, state=state_of(bench.model))
-    check_finite(trained.state, plan.recipe)
+        # Choose the neurons that train; the rest is frozen, or does not exist.
+        begin = ModelState(turn.merged)
+        active = method.keep(turn)
+        if method.is_slim:
+            held = slimmable(plan.neurons, active)
+            begin = ModelState(slim_state(begin.state, plan.neurons, held), held)
 
-    # Stop once the loss no longer falls.
-    losses, val_loss = memory.losses, None
-    rule = plan.settings.early_stopping
-    if rule.on:
-        _settle(plan, bench, now, x, y)
-        val_loss = evaluate(bench.model, *plan.examples(now.client, "val")).loss
-        if not isfinite(val_loss):
+        # Train.
+        local = turn.prepare(begin, "batches", _inside(active, begin))
+        sent = plan.leaving(local.neurons.blocks(local.active))
+        trained = method.train(turn, local)
+        own = replace(begin, state=trained.own) if method.keeps_own else None
+        check_finite(trained.sent, local.settings)
+        if trained.own is not trained.sent:
+            check_finite(trained.own, local.settings)
+
+        # Stop once the loss no longer falls.
+        losses, val_loss = memory.losses, None
+        rule = plan.settings.early_stopping
+        if rule.on:
+            judged = own or replace(begin, state=trained.sent)
+            val_loss = self._validation_loss(turn, judged)
+            losses = (*losses, blended_loss(trained.loss, val_loss, rule.blend))
+
+        reply = TrainReply(
+            round=request.round,
+            client=request.client,
+            active=active if request.offer else None,
+            payload=extract(trained.sent, sent) if request.offer else {},
+            num_examples=len(turn.x),
+            train_loss=trained.loss,
+            val_loss=val_loss,
+            has_stopped=rule.on and has_stopped(losses, rule.patience),
+        )
+        # The rule looks back as far as its patience, and no farther.
+        return reply, Memory(own, losses[-rule.patience :], trained.extra)
+
+    def _turn(self, request: TrainRequest, memory: Memory) -> Turn:
+        plan, offer = self.plan, request.offer
+        now = plan.client_round(request.round, request.client)
+        x, y = self._part(now.client, "train")
+        return Turn(
+            now=now,
+            offer=offer,
+            where=plan.travelling(offer.active) if offer else {},
+            payload=request.payload,
+            own=_full(plan, memory.own, request.initial),
+            memory=memory,
+            x=x,
+            y=y,
+            task=plan.task,
+            prepare=partial(self._prepare, now, x, y),
+        )
+
+    def _prepare(
+        self,
+        now: ClientRound,
+        x: Tensor,
+        y: Tensor,
+        model: ModelState,
+        purpose: str,
+        active: Active | None = None,
+    ) -> LocalTraining:
+        """A model on the workbench, ready for local epochs."""
+        placed = self.workbench.place(model)
+        return self._training(now, x, y, placed, purpose, active)
+
+    def _training(
+        self,
+        now: ClientRound,
+        x: Tensor,
+        y: Tensor,
+        placed: Placed,
+        purpose: str,
+        active: Active | None = None,
+    ) -> LocalTraining:
+        name = (now.round, now.client)
+        dropout = "dropout" if purpose == "batches" else f"{purpose} dropout"
+        settings = self.plan.train_settings(now.round)
+        return LocalTraining(
+            model=placed.model,
+            neurons=placed.neurons,
+            active=placed.neurons.everything() if active is None else active,
+            x=x,
+            y=y,
+            task=self.plan.task,
+            settings=settings,
+            rng=stream(now.seed, purpose, *name),
+            augmentation=make_augmentation(
+                settings, stream(now.seed, f"{purpose} augmentation", *name)
+            ),
+            dropout=partial(torch_stream, now.seed, dropout, *name),
+        )
+
+    def _validation_loss(self, turn: Turn, model: ModelState) -> float:
+        """The loss on the client's validation part; the model is used as it is."""
+        placed = self.workbench.place(model)
+        if self.plan.method.ready is not None:
+            local = self._training(turn.now, turn.x, turn.y, placed, "ready")
+            self.plan.method.ready(local, "global")
+        x, y = self._part(turn.now.client, "val")
+        loss = evaluate(placed.model, x, y, self.plan.task).loss
+        if not isfinite(loss):
+            lr = self.plan.train_settings(turn.now.round).lr
             raise TrainingError(
-                f"the validation loss is {val_loss}; lower train.lr (it is "
-                f"{plan.recipe.lr})"
+                f"the validation loss is {loss}; lower train.lr (it is {lr})"
             )
-        losses = (*losses, blended_loss(train_loss, val_loss, rule.blend))
+        return loss
 
-    reply = Reply(
-        active=active if offer else None,
-        payload=extract(trained.state, plan.leaving(sent)) if offer else {},
-        num_examples=len(x),
-        train_loss=train_loss,
-        val_loss=val_loss,
-        has_stopped=rule.on and has_stopped(losses, rule.patience),
-    )
-    return reply, Memory(
-        own=trained if method.keeps_own else None,
-        losses=losses,
-        kept=active if method.score is not None else None,
-    )
+    def _part(self, client: int, name: str) -> tuple[Tensor, Tensor]:
+        x, y = self.examples.part(client, name)
+        return x.to(self.device), y.to(self.device)
+
+    # The model a client would use -----------------------------------------------------
+
+    def judge(
+        self, request: JudgeRequest, memory: Memory, global_state: State | None
+    ) -> JudgeReply:
+        """How well a model does on the client's own test examples."""
+        t, client = request.round, request.client
+        placed = self.ready_model(t, client, memory, global_state, request.which)
+        x, y = self._part(client, "test")
+        score = evaluate(placed.model, x, y, self.plan.task)
+        self._check_score(score)
+        return JudgeReply(t, client, len(x), score.loss, score.value)
+
+    def _check_score(self, score: Score) -> None:
+        if not (isfinite(score.loss) and isfinite(score.value)):
+            raise TrainingError(
+                f"on its test examples the loss is {score.loss} and the "
+                f"{self.plan.task.metric.title} {score.value}; expected finite "
+                "numbers: lower train.lr, or check the metric of the task"
+            )
+
+    def ready_model(
+        self,
+        t: int,
+        client: int,
+        memory: Memory,
+        global_state: State | None,
+        which: Which = "personal",
+    ) -> Placed:
+        """The model a client would use after round t, or the server's; as judged."""
+        method = self.plan.method
+        now = self.plan.client_round(t, client)
+        model = self._judged(now, memory, global_state, which)
+        placed = self.workbench.place(model)
+        if method.ready is not None:
+            x, y = self._part(client, "train")
+            method.ready(self._training(now, x, y, placed, "adapt"), which)
+        return placed
+
+    def _judged(
+        self,
+        now: ClientRound,
+        memory: Memory,
+        global_state: State | None,
+        which: Which,
+    ) -> ModelState:
+        method = self.plan.method
+        if which == "personal" and method.judged_by == "own":
+            return memory.own or ModelState(self.plan.initial)
+        if global_state is None:
+            raise ValueError("the server's model is needed to judge this one")
+        if which == "personal" and method.judged_by == "slice" and method.offer:
+            active = method.offer(now).active
+            cut = slim_state(global_state, self.plan.neurons, active)
+            return ModelState(cut, active)
+        return ModelState(global_state)
 
 
-def _full(plan: Plan, own: Held | None, initial: State | None) -> State:
+def _full(plan: Plan, own: ModelState | None, initial: State | None) -> State:
     """The client's own model at full size; what it does not have is as in w0."""
     if own is None:
         return initial or plan.initial
@@ -118,109 +277,11 @@ def _full(plan: Plan, own: Held | None, initial: State | None) -> State:
     return merge(plan.initial, plan.neurons.blocks(own.active, shapes), own.state)
 
 
-def _inside(active: Active, held: Held) -> Active:
+def _inside(active: Active, model: ModelState) -> Active:
     """Active neurons, as the model that has them numbers them."""
-    if held.active is None:
+    if model.active is None:
         return active
     return {
-        name: torch.searchsorted(held.active[name], indices)
+        name: torch.searchsorted(model.active[name], indices)
         for name, indices in active.items()
     }
-
-
-def _scores(
-    plan: Plan, bench: Bench, now: Situation, x: Tensor, y: Tensor
-) -> Mapping[str, Tensor]:
-    """Score neurons by an epoch of full training; its weights are thrown away."""
-    score = plan.method.score
-    if score is None:
-        raise TypeError(f"{plan.method.name} asks for scores, and has no score")
-    model, everything = bench.model, bench.neurons.everything()
-    summed = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-
-    def add_gradients() -> None:
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                summed[name] += parameter.grad
-
-    rng = stream(now.seed, "scoring", now.round, now.client)
-    recipe = replace(plan.recipe, epochs=1)
-    with torch_stream(now.seed, "scoring dropout", now.round, now.client):
-        train(
-            *(model, bench.neurons, everything, x, y, recipe, rng),
-            after_backward=add_gradients,
-        )
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    values = weights if score.of == "weights" else summed
-    check_finite(values, plan.recipe)
-    return score_neurons(model, bench.neurons, values, score.order)
-
-
-def _lesson(
-    plan: Plan,
-    bench: Bench,
-    now: Situation,
-    purpose: str,
-    x: Tensor,
-    y: Tensor,
-    active: Active | None = None,
-) -> Lesson:
-    return Lesson(
-        model=bench.model,
-        neurons=bench.neurons,
-        active=bench.neurons.everything() if active is None else active,
-        x=x,
-        y=y,
-        recipe=plan.recipe,
-        rng=stream(now.seed, purpose, now.round, now.client),
-        now=now,
-    )
-
-
-def _settle(plan: Plan, bench: Bench, now: Situation, x: Tensor, y: Tensor) -> None:
-    if plan.method.settle is not None:
-        plan.method.settle(_lesson(plan, bench, now, "settle", x, y))
-
-
-# The model a client would use ---------------------------------------------------------
-
-
-def ready_model(
-    plan: Plan,
-    workspace: Workspace,
-    t: int,
-    client: int,
-    memory: Memory | None,
-    global_state: State,
-    which: Which = "personal",
-) -> Bench:
-    """The model that a client would use after round t, or the server's; as judged."""
-    memory = memory or Memory(None)
-    now = plan.situation(t, client, memory.kept)
-    held = Held(global_state)
-    if which == "personal":
-        held = plan.method.judge(now, global_state, memory.own or Held(plan.initial))
-    bench, method = workspace.place(held), plan.method
-    adapts = which == "personal" and method.adapts(now.options)
-    if method.settle is None and not adapts:
-        return bench
-    x, y = plan.examples(client, "train")
-    _settle(plan, bench, now, x, y)
-    if method.adapt is not None and adapts:
-        with torch_stream(now.seed, "adapt dropout", t, client):
-            method.adapt(_lesson(plan, bench, now, "adapt", x, y))
-    return bench
-
-
-def judge(
-    plan: Plan,
-    workspace: Workspace,
-    t: int,
-    client: int,
-    memory: Memory | None,
-    global_state: State,
-    which: Which = "personal",
-) -> Score:
-    """How well the model does on the client's own test examples."""
-    bench = ready_model(plan, workspace, t, client, memory, global_state, which)
-    return evaluate(bench.model, *plan.examples(client, "test"))

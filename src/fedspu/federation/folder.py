@@ -9,39 +9,37 @@ happens in between, the folder is that of the last round saved::
     clients.jsonl     one line for each client's turn
     times.jsonl       one line a round, of what the clock said
     summary.json      at the end
-    checkpoint/       initial.safetensors (w0), the global model, federation.json and
-                      clients.jsonl: what each round changed about clients
-    personal/         each client's own model, named by its last round; of a slim model
-                      also which neurons it has ("slim:group"), and which the client
-                      chose, where it does ("kept:group")
+    checkpoint/       plan.json and initial.safetensors (w0), the global model,
+                      federation.json, and clients.jsonl: what each round changed
+    personal/         what each client keeps, named by its last round
 """
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 
 from fedspu.errors import StorageError
-from fedspu.federation.client import Memory
-from fedspu.federation.memory import (
-    Entry,
-    Memories,
-    Shelf,
-    ShelfError,
-    check_whole,
-    read_memory,
-    read_state,
-    write_whole,
+from fedspu.federation.memory import Shelf, ShelfError, read_state, write_whole
+from fedspu.federation.rounds import Round, Scores, drop_old_memories
+from fedspu.federation.saved_run import (
+    INDEX,
+    INITIAL,
+    JOURNAL,
+    PLAN,
+    VERSION,
+    Checkpoint,
+    read_index,
+    replay,
 )
-from fedspu.federation.rounds import Accuracies
 from fedspu.federation.server import Federation
-from fedspu.methods.method import Held
 from fedspu.neurons.table import Active, State
 
 try:
@@ -50,16 +48,9 @@ except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]  # checked where it is used
 
 RECORDS = ("rounds.jsonl", "clients.jsonl", "times.jsonl")
-JOURNAL = "checkpoint/clients.jsonl"
 
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a run stands."""
-
-    federation: Federation
-    accuracies: Accuracies
-    memories: Memories
+Lines = Mapping[str, Sequence[Mapping[str, Any]]]
+"""New lines by the record they belong to."""
 
 
 class RunFolder:
@@ -70,13 +61,14 @@ class RunFolder:
         self.shelf = Shelf(path / "personal", cache)
         self._lock: IO[str] | None = None
         self._index: dict[str, Any] = {}
-        self._known = Known()
+        self._saved = Checkpoint(Federation(0, {}), Scores())
 
     @classmethod
     def create(
         cls,
         path: Path,
         settings: str,
+        plan: str,
         initial: State,
         data: str = "",
         cache: float = float("inf"),
@@ -101,8 +93,9 @@ class RunFolder:
                 (path / "personal").mkdir()
                 folder._acquire()
                 write_whole(path / "settings.toml", settings.encode())
-                write_whole(path / "checkpoint/initial.safetensors", save(initial))
-                folder.save(Federation(0, initial), Accuracies(), {}, {})
+                write_whole(path / PLAN, plan.encode())
+                write_whole(path / INITIAL, save(initial))
+                folder.save(Round(Federation(0, initial), {}), {})
         except BaseException:
             folder.remove()
             raise
@@ -119,10 +112,11 @@ class RunFolder:
                 folder._index = read_index(path)
                 for name, length in folder._index["lengths"].items():
                     _cut(path / name, length)
-                folder._known = _replay(path)
-                for entry in folder._known.entries.values():
-                    if entry.file is not None:
-                        check_whole(path / "personal" / entry.file)
+                folder._saved = replay(path, folder._index)
+                last = folder._saved.federation.last
+                for client, t in last.items():
+                    _check_whole(folder.shelf.path(client, t))
+                folder.shelf.keep_only(last)
                 folder._remove_strangers()
         except BaseException:
             folder.close()
@@ -138,9 +132,9 @@ class RunFolder:
         """Refuse to go on with another model or other data than the run's."""
         if self._index.get("data", "") != data:
             raise StorageError(
-                f"{self.path} was begun with other data: labels or shapes differ"
+                f"{self.path} was begun with other data: targets or shapes differ"
             )
-        own = read_state(self.path / "checkpoint/initial.safetensors")
+        own = read_state(self.path / INITIAL)
         if {n: t.shape for n, t in own.items()} != {
             n: t.shape for n, t in initial.items()
         }:
@@ -149,52 +143,40 @@ class RunFolder:
                 "or shape"
             )
 
-    def remove(self) -> None:
-        """Leave nothing of the folder."""
-        self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+    def save(self, played: Round, lines: Lines) -> None:
+        """Save one round, with new lines of the records.
 
-    def _in_use(self) -> StorageError:
-        return StorageError(
-            f"{self.path} is in use already; choose another --out, or go on with "
-            f"`fedspu run --resume {self.path}`"
-        )
-
-    def save(
-        self,
-        federation: Federation,
-        accuracies: Accuracies,
-        entries: Mapping[int, Entry],
-        lines: Mapping[str, list[dict[str, Any]]],
-    ) -> None:
-        """Save one round: whose memories have changed, and new lines of the records.
-
-        The models themselves are on the shelf already. What this takes does not depend
-        on how many clients there are.
+        What clients keep is on the shelf already. What this takes does not depend on
+        how many clients there are, but for their number in the index of who took part.
         """
+        federation, scores = played.federation, played.scores
         t = federation.round
         with self._guarded():
-            known = Known(federation, accuracies, {**self._known.entries, **entries})
-            journal = {JOURNAL: [known.since(self._known, entries)]}
-            global_file = f"global-round-{t}.safetensors"
-            write_whole(
-                self.path / "checkpoint" / global_file, save(federation.global_state)
-            )
+            journal = {JOURNAL: [_journal_line(self._saved, played)]}
+            folder = self.path / "checkpoint"
+            global_file, extra_file = f"global-round-{t}.safetensors", None
+            write_whole(folder / global_file, save(federation.global_state))
+            if federation.extra:
+                extra_file = f"extra-round-{t}.safetensors"
+                write_whole(folder / extra_file, save(federation.extra))
             index = {
+                "version": VERSION,
                 "round": t,
                 "global": global_file,
-                "global_accuracy": accuracies.global_,
+                "extra": extra_file,
+                "global_score": scores.global_,
                 "lengths": {
                     name: self._append(name, {**lines, **journal}.get(name, []))
                     for name in (*RECORDS, JOURNAL)
                 },
                 "data": self._index.get("data", ""),
             }
-            text = json.dumps(index, indent=1)
-            write_whole(self.path / "checkpoint/federation.json", text.encode())
+            write_whole(self.path / INDEX, json.dumps(index, indent=1).encode())
             before, self._index = self._index, index
-            old, self._known = self._known, known
-            self._remove_old(before, old, entries)
+            old = self._saved.federation
+            self._saved = Checkpoint(replace(federation, global_state={}), scores)
+            self._remove_old(before)
+            drop_old_memories(self.shelf, old, played)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary of a finished run."""
@@ -208,30 +190,31 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def _append(self, name: str, lines: list[dict[str, Any]]) -> int:
+    def remove(self) -> None:
+        """Leave nothing of the folder."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> int:
         with (self.path / name).open("ab") as file:
             file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
             return file.tell()
 
-    def _remove_old(
-        self, index: dict[str, Any], old: "Known", entries: Mapping[int, Entry]
-    ) -> None:
-        """Remove what the round before has left, now that there is better."""
-        if "global" in index and index["global"] != self._index["global"]:
-            (self.path / "checkpoint" / index["global"]).unlink(missing_ok=True)
-        for client, entry in entries.items():
-            before = old.entries.get(client)
-            if before is not None and before.file and before.file != entry.file:
-                self.shelf.drop(before.file)
+    def _remove_old(self, index: Mapping[str, Any]) -> None:
+        """Remove the states of the round before, now that there are newer ones."""
+        for key in ("global", "extra"):
+            if index.get(key) and index[key] != self._index[key]:
+                (self.path / "checkpoint" / index[key]).unlink(missing_ok=True)
 
     def _remove_strangers(self) -> None:
         """Remove files of a round that was not saved whole."""
-        wanted = {entry.file for entry in self._known.entries.values()}
-        wanted |= {self._index["global"], *CHECKPOINT_FILES}
-        for folder in ("personal", "checkpoint"):
-            for file in (self.path / folder).iterdir():
-                if file.name not in wanted:
-                    file.unlink()
+        wanted = {Path(name).name for name in (INDEX, INITIAL, PLAN, JOURNAL)}
+        wanted |= {self._index["global"], self._index["extra"]}
+        for file in (self.path / "checkpoint").iterdir():
+            if file.name not in wanted:
+                file.unlink()
+        for file in (self.path / "personal").glob("*.part"):
+            file.unlink()
 
     def _acquire(self) -> None:
         self._lock = (self.path / ".lock").open("w")
@@ -261,6 +244,12 @@ class RunFolder:
         except ShelfError as error:
             raise StorageError(f"{error}{self._so_far()}") from error
 
+    def _in_use(self) -> StorageError:
+        return StorageError(
+            f"{self.path} is in use already; choose another --out, or resume the run "
+            f"in it with `fedspu run --resume {self.path}`"
+        )
+
     def _cannot_write(self, error: OSError) -> StorageError:
         reason = error.strerror or str(error)
         return StorageError(f"{self.path}: cannot write ({reason}){self._so_far()}")
@@ -269,12 +258,9 @@ class RunFolder:
         if not self.round:
             return ""
         return (
-            f"; rounds up to {self.round} are saved: mend it, then go on with "
+            f"; rounds up to {self.round} are saved: fix the problem, then resume with "
             f"`fedspu run --resume {self.path}`"
         )
-
-
-CHECKPOINT_FILES = ("initial.safetensors", "federation.json", "clients.jsonl")
 
 
 def _cut(path: Path, length: int) -> None:
@@ -285,120 +271,35 @@ def _cut(path: Path, length: int) -> None:
         file.truncate(length)
 
 
-def read_index(path: Path) -> dict[str, Any]:
-    """The index of a run folder's last save."""
+def _check_whole(path: Path) -> None:
+    """Refuse a file that is missing or cut off, without reading all of it."""
     try:
-        text = (path / "checkpoint/federation.json").read_text(encoding="utf-8")
-    except OSError:
-        raise StorageError(
-            f"{path} is not a run folder: it has no checkpoint"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise StorageError(f"{path}: its checkpoint is damaged ({error})") from None
-    try:
-        index = json.loads(text)
-    except ValueError as error:
-        raise StorageError(f"{path}: its checkpoint is damaged ({error})") from None
-    if not isinstance(index, dict) or not index.keys() >= INDEX_KEYS:
-        raise StorageError(f"{path}: its checkpoint is damaged (it is not whole)")
-    return index
+        with safe_open(path, framework="pt"):
+            pass
+    except Exception as error:  # safetensors has no base class of its own
+        raise StorageError(f"{path}: cannot be read ({error})") from error
 
 
-INDEX_KEYS = {
-    *("round", "global", "global_accuracy", "lengths"),
-}
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of clients after a round: memories, accuracies, who has stopped."""
-
-    federation: Federation = field(default_factory=lambda: Federation(0, {}))
-    accuracies: Accuracies = field(default_factory=Accuracies)
-    entries: Mapping[int, Entry] = field(default_factory=dict)
-
-    def since(self, old: "Known", entries: Mapping[int, Entry]) -> dict[str, Any]:
-        """What has changed since a round, as one line of the journal."""
-        now, before = self.federation, old.federation
-        known, kept = old.accuracies.personal, before.kept
-        return {
-            "round": now.round,
-            "stopped": sorted(now.stopped - before.stopped),
-            "met": sorted(now.met - before.met),
-            "accuracy": {
-                client: accuracy
-                for client, accuracy in self.accuracies.personal.items()
-                if known.get(client) != accuracy
-            },
-            "entries": {k: [e.file, e.losses] for k, e in sorted(entries.items())},
-            "kept": {
-                client: {name: i.tolist() for name, i in now.kept[client].items()}
-                for client in sorted(entries.keys() & now.kept.keys())
-                if not _equal(now.kept[client], kept.get(client))
-            },
-        }
+def _journal_line(before: Checkpoint, played: Round) -> dict[str, Any]:
+    """What has changed about clients since the round before, as one line."""
+    now, old = played.federation, before.federation
+    known = before.scores.personal
+    return {
+        "round": now.round,
+        "clients": sorted(played.answers),
+        "stopped": sorted(now.stopped - old.stopped),
+        "scores": {
+            client: score
+            for client, score in played.scores.personal.items()
+            if known.get(client) != score
+        },
+        "kept": {
+            client: {name: i.tolist() for name, i in now.kept[client].items()}
+            for client in sorted(played.answers.keys() & now.kept.keys())
+            if not _equal(now.kept[client], old.kept.get(client))
+        },
+    }
 
 
 def _equal(a: Active, b: Active | None) -> bool:
     return b is not None and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def _replay(path: Path) -> Known:
-    """What is known of clients after the last save, from the journal."""
-    stopped: set[int] = set()
-    met: set[int] = set()
-    personal: dict[int, float] = {}
-    entries: dict[int, Entry] = {}
-    kept: dict[int, Active] = {}
-    try:
-        for line in read_lines(path, JOURNAL):
-            stopped.update(line["stopped"])
-            met.update(line["met"])
-            personal.update({int(k): value for k, value in line["accuracy"].items()})
-            for client, (file, losses) in line["entries"].items():
-                entries[int(client)] = Entry(file, tuple(losses))
-            for client, active in line["kept"].items():
-                kept[int(client)] = {n: torch.tensor(i) for n, i in active.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"{path}: its checkpoint is damaged ({error!r})") from None
-    index = read_index(path)
-    federation = Federation(
-        index["round"], {}, frozenset(stopped), frozenset(met), kept
-    )
-    judged = federation.met & frozenset(personal)
-    accuracies = Accuracies(personal, judged, index["global_accuracy"])
-    return Known(federation, accuracies, entries)
-
-
-def read_checkpoint(path: Path, shelf: Shelf | None = None) -> Checkpoint:
-    """Everything a run needs to go on from its last save."""
-    known = _replay(path)
-    return Checkpoint(
-        federation=replace(known.federation, global_state=read_global(path)),
-        accuracies=known.accuracies,
-        memories=Memories(
-            shelf or Shelf(path / "personal"), known.entries, is_saved=True
-        ),
-    )
-
-
-def read_personal(path: Path, client: int) -> Memory:
-    """What a client has as last saved; w0 if it never took part."""
-    entry = _replay(path).entries.get(client)
-    initial = Held(read_state(path / "checkpoint/initial.safetensors"))
-    if entry is None or entry.file is None:
-        return Memory(initial)
-    memory = read_memory(path / "personal" / entry.file)
-    return memory if memory.own else replace(memory, own=initial)
-
-
-def read_global(path: Path) -> State:
-    """The global model as last saved."""
-    return read_state(path / "checkpoint" / read_index(path)["global"])
-
-
-def read_lines(path: Path, name: str) -> list[dict[str, Any]]:
-    """The saved lines of one record."""
-    length = read_index(path)["lengths"][name]
-    with (path / name).open("rb") as file:
-        return [json.loads(line) for line in file.read(length).splitlines()]

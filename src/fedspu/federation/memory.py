@@ -1,29 +1,29 @@
-"""Clients' memories between rounds: on disk, some of them in RAM besides."""
+"""Where clients' memories are between rounds: on disk, some of them in RAM besides.
+
+A memory is named by its client and by the round after which the client had it. It is
+written once and never changed, so its name stands for what is in it, whichever process
+asks.
+"""
 
 import os
+import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+import torch
 from safetensors.torch import load_file, save
 
 from fedspu.errors import StorageError
-from fedspu.federation.client import Memory
-from fedspu.methods.method import Held
-from fedspu.neurons.table import Active, State
+from fedspu.methods.method import Memory, ModelState
+from fedspu.neurons.table import State
 
-SLIM, KEPT = "slim:", "kept:"
-"""Before a group's name: which of its neurons a slim model has; which were chosen."""
+SLIM, EXTRA, LOSSES = "slim:", "extra:", "losses:"
+"""Before names in a file: which neurons of a group a slim model has; what a method
+keeps besides; the last losses."""
 
-
-@dataclass(frozen=True)
-class Entry:
-    """What is known of a client's memory without reading its model."""
-
-    file: str | None  # of all that takes room; None if the method keeps nothing
-    losses: tuple[float, ...] = ()
+Name = tuple[int, int]
+"""A client, and the round after which it had this memory."""
 
 
 class ShelfError(StorageError):
@@ -31,55 +31,73 @@ class ShelfError(StorageError):
 
 
 class Shelf:
-    """A folder of clients' own models, one file each; the latest also in RAM.
+    """A folder of clients' memories, one file each; the latest also in RAM.
 
-    A file is written once and never changed, so its name stands for what is in it,
-    whichever process asks. ``cache`` are the bytes that may stay in RAM; the last model
-    always does. Without a folder all of them stay there.
+    ``cache`` are the bytes that may stay in RAM; the last memory always does. Without a
+    folder all of them stay there.
     """
 
     def __init__(self, folder: Path | None, cache: float = float("inf")) -> None:
         self.folder = folder
         self.cache = cache if folder is not None else float("inf")
-        self._memories: OrderedDict[str, Memory] = OrderedDict()
+        self._memories: OrderedDict[Name, Memory] = OrderedDict()
         self._bytes = 0
 
-    def put(self, client: int, t: int, memory: Memory) -> Entry:
+    def put(self, client: int, t: int, memory: Memory) -> None:
         """Keep what a client has after round t."""
-        if memory.own is None and memory.kept is None:
-            return Entry(None, memory.losses)
-        name = f"client-{client}-round-{t}.safetensors"
         if self.folder is not None:
             try:
-                write_whole(self.folder / name, save(_pack(memory)))
+                write_whole(self.path(client, t), save(pack_memory(memory)))
             except OSError as error:
                 raise ShelfError(
                     f"{self.folder}: cannot write ({error.strerror or error})"
                 ) from error
-        self._keep(name, memory)
-        return Entry(name, memory.losses)
+        self._forget((client, t))  # a round may be played again
+        self._keep((client, t), memory)
 
-    def get(self, entry: Entry) -> Memory:
-        """A client's memory."""
-        if entry.file is None:
-            return Memory(None, entry.losses)
-        memory = self._memories.get(entry.file)
+    def get(self, client: int, t: int) -> Memory:
+        """What a client had after round t; nothing if t is 0: it never took part."""
+        if t == 0:
+            return Memory()
+        memory = self._memories.get((client, t))
         if memory is None:
             if self.folder is None:
-                raise KeyError(entry.file)
-            memory = read_memory(self.folder / entry.file)
-        self._keep(entry.file, memory)
-        return replace(memory, losses=entry.losses)
+                raise KeyError((client, t))
+            memory = unpack_memory(read_state(self.path(client, t)))
+        self._keep((client, t), memory)
+        return memory
 
-    def drop(self, name: str) -> None:
-        """Forget a model that nobody needs any more."""
+    def drop(self, client: int, t: int) -> None:
+        """Forget a memory that nobody needs any more."""
+        self._forget((client, t))
+        if self.folder is not None:
+            self.path(client, t).unlink(missing_ok=True)
+
+    def keep_only(self, last: Mapping[int, int]) -> None:
+        """Forget all memories but those that clients had after their last rounds."""
+        for client, t in self.names():
+            if last.get(client) != t:
+                self.drop(client, t)
+
+    def names(self) -> list[Name]:
+        """Whose memories of which rounds are here."""
+        if self.folder is None:
+            return list(self._memories)
+        found = (_NAME.fullmatch(file.name) for file in self.folder.iterdir())
+        return [(int(m[1]), int(m[2])) for m in found if m is not None]
+
+    def path(self, client: int, t: int) -> Path:
+        """The file of one memory."""
+        if self.folder is None:
+            raise ValueError("a shelf without a folder has no files")
+        return self.folder / f"client-{client}-round-{t}.safetensors"
+
+    def _forget(self, name: Name) -> None:
         memory = self._memories.pop(name, None)
         if memory is not None:
             self._bytes -= _size(memory)
-        if self.folder is not None:
-            (self.folder / name).unlink(missing_ok=True)
 
-    def _keep(self, name: str, memory: Memory) -> None:
+    def _keep(self, name: Name, memory: Memory) -> None:
         if name in self._memories:
             self._memories.move_to_end(name)
             return
@@ -90,39 +108,7 @@ class Shelf:
             self._bytes -= _size(oldest)
 
 
-class Memories(Mapping[int, Memory]):
-    """Every client's memory, read when it is asked for.
-
-    What a client had before is dropped, unless it ``is_saved`` with every round: then a
-    run folder does so, once the round is saved whole.
-    """
-
-    def __init__(
-        self,
-        shelf: Shelf | None = None,
-        entries: Mapping[int, Entry] | None = None,
-        is_saved: bool = False,
-    ) -> None:
-        self.shelf = shelf or Shelf(None)
-        self.entries = dict(entries or {})
-        self.is_saved = is_saved
-
-    def __getitem__(self, client: int) -> Memory:
-        return self.shelf.get(self.entries[client])
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def update(self, entries: Mapping[int, Entry]) -> None:
-        """Take note of memories that have changed."""
-        for client, entry in entries.items():
-            before = self.entries.get(client)
-            if before is not None and before.file and not self.is_saved:
-                self.shelf.drop(before.file)
-            self.entries[client] = entry
+_NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
 
 # Files --------------------------------------------------------------------------------
@@ -147,37 +133,33 @@ def read_state(path: Path) -> State:
         raise StorageError(f"{path}: cannot be read ({error})") from error
 
 
-def check_whole(path: Path) -> None:
-    """Refuse a file that is missing or cut off, without reading all of it."""
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except Exception as error:  # safetensors has no base class of its own
-        raise StorageError(f"{path}: cannot be read ({error})") from error
+def pack_memory(memory: Memory) -> State:
+    """A memory as tensors by name."""
+    own = memory.own or ModelState({})
+    slim = {f"{SLIM}{name}": indices for name, indices in (own.active or {}).items()}
+    # In memory of their own: one file cannot hold a tensor twice.
+    extra = {f"{EXTRA}{name}": values.clone() for name, values in memory.extra.items()}
+    losses = {}
+    if memory.losses:
+        losses[LOSSES] = torch.tensor(memory.losses, dtype=torch.float64)
+    return {**own.state, **slim, **extra, **losses}
 
 
-def read_memory(path: Path) -> Memory:
-    """What a client keeps, but for its losses."""
-    saved = read_state(path)
-    slim, kept = _pick(saved, SLIM), _pick(saved, KEPT)
-    state = {n: t for n, t in saved.items() if not n.startswith((SLIM, KEPT))}
-    return Memory(own=Held(state, slim) if state else None, kept=kept)
+def unpack_memory(saved: State) -> Memory:
+    """A memory again, from its tensors by name."""
+    slim, extra = _pick(saved, SLIM), _pick(saved, EXTRA)
+    others = (SLIM, EXTRA, LOSSES)
+    state = {name: t for name, t in saved.items() if not name.startswith(others)}
+    return Memory(
+        own=ModelState(state, slim or None) if state else None,
+        losses=tuple(saved[LOSSES].tolist()) if LOSSES in saved else (),
+        extra=extra,
+    )
 
 
-def _pick(saved: State, before: str) -> Active | None:
-    found = {
-        n.removeprefix(before): t for n, t in saved.items() if n.startswith(before)
-    }
-    return found or None
-
-
-def _pack(memory: Memory) -> State:
-    held = memory.own or Held({})
-    slim = {f"{SLIM}{name}": indices for name, indices in (held.active or {}).items()}
-    # Both may be the same tensors, which one file cannot hold.
-    kept = {f"{KEPT}{name}": i.clone() for name, i in (memory.kept or {}).items()}
-    return {**held.state, **slim, **kept}
+def _pick(saved: State, before: str) -> State:
+    return {n.removeprefix(before): t for n, t in saved.items() if n.startswith(before)}
 
 
 def _size(memory: Memory) -> int:
-    return sum(tensor.nbytes for tensor in _pack(memory).values())
+    return sum(tensor.nbytes for tensor in pack_memory(memory).values())

@@ -1,14 +1,16 @@
-"""Request and Reply: all that crosses between server and client, as bytes.
+"""All that crosses between server and client, as bytes.
 
-A message is a header, positions and values. Values are the payload's blocks one after
-the other, in the order of the neuron table, which both sides have; positions say which
-neurons are active: as a bitmap, or as the random stream they were drawn from, whichever
-is shorter. Nothing else is sent, and what is counted is the length of what is sent.
+A request asks a client to train, or to judge a model on its own test examples. A
+message is a header, positions and values. Values are the blocks of the payload one
+after the other, in the order of the neuron table, which both sides have; positions say
+which neurons are active: as a bitmap, or as the random stream they were drawn from,
+whichever is shorter. Nothing else is sent, and what is counted is the length of what
+is sent.
 """
 
 import struct
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from mmap import mmap
 from typing import Any
 
@@ -17,27 +19,54 @@ import torch
 
 from fedspu.errors import ModelError
 from fedspu.federation.plan import Plan
-from fedspu.methods.method import Offer
+from fedspu.methods.method import Offer, Which
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Payload, State
 from fedspu.streams import KEY_BYTES, generator
 
+VERSION = 1
+"""Of the messages; other versions are refused."""
+
 
 @dataclass(frozen=True)
-class Request:
-    """The server's word to one client: this round, this offer, these values."""
+class TrainRequest:
+    """The server's word to one client: this round, this offer, these values.
+
+    ``last`` is the round in which the client last took part, as the server knows: the
+    memory of that round is the one to begin from. It is 0 if it never took part.
+    """
 
     round: int
     client: int
+    last: int
     offer: Offer | None  # None: nothing is exchanged
     payload: Payload
     initial: State | None  # w0, at first contact
 
 
 @dataclass(frozen=True)
-class Reply:
+class JudgeRequest:
+    """Judge the model the client would use after this round, or the server's.
+
+    The server's model, where it is needed, goes to all judged clients alike, beside
+    their requests.
+    """
+
+    round: int
+    client: int
+    last: int
+    which: Which
+
+
+Request = TrainRequest | JudgeRequest
+
+
+@dataclass(frozen=True)
+class TrainReply:
     """A client's answer: the values of what it trained, counts and losses."""
 
+    round: int
+    client: int
     active: Active | None
     payload: Payload
     num_examples: int
@@ -47,13 +76,31 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class JudgeReply:
+    """How well a model does on a client's own test examples."""
+
+    round: int
+    client: int
+    num_examples: int
+    loss: float
+    value: float  # of the task's metric
+
+
+Reply = TrainReply | JudgeReply
+
+
+@dataclass(frozen=True)
 class Packet:
-    """A serialised message, in parts that are counted apart."""
+    """A serialised message, in parts that are counted apart.
+
+    ``seconds`` is no part of the message: what the clock said of a client's work.
+    """
 
     header: bytes
-    positions: bytes
-    values: bytes
+    positions: bytes = b""
+    values: bytes = b""
     initial: bytes = b""
+    seconds: float = 0.0
 
     @property
     def index_bytes(self) -> int:
@@ -61,77 +108,125 @@ class Packet:
         return len(self.header) + len(self.positions)
 
 
-_REQUEST = struct.Struct("<II?")
-_REPLY = struct.Struct("<I??dd")
+_TRAIN, _JUDGE = 1, 2
 _BITMAP, _STREAM, _SAME = b"b", b"s", b"="
+
+# Version, kind, round and client come first in every header.
+_START = struct.Struct("<BBII")
+_TRAIN_REQUEST = struct.Struct("<BBIII?")
+_JUDGE_REQUEST = struct.Struct("<BBIII?")
+_TRAIN_REPLY = struct.Struct("<BBIII??dd")
+_JUDGE_REPLY = struct.Struct("<BBIIIdd")
+
+
+# Requests -----------------------------------------------------------------------------
 
 
 def pack_request(plan: Plan, request: Request) -> Packet:
     """Serialise a request."""
-    positions = b""
-    if request.offer is not None:
-        positions = _pack_offer(plan, request.offer, request.client)
+    if isinstance(request, JudgeRequest):
+        is_global = request.which == "global"
+        return Packet(
+            _JUDGE_REQUEST.pack(
+                VERSION, _JUDGE, request.round, request.client, request.last, is_global
+            )
+        )
+    has_offer = request.offer is not None
     return Packet(
-        header=_REQUEST.pack(request.round, request.client, request.offer is not None),
-        positions=positions,
-        values=_pack_values(request.payload),
-        initial=_pack_values(_initial_values(plan, request.initial)),
+        header=_TRAIN_REQUEST.pack(
+            VERSION, _TRAIN, request.round, request.client, request.last, has_offer
+        ),
+        positions=_pack_offer(plan, request.offer, request.client),
+        values=pack_values(request.payload),
+        initial=pack_values(_initial_values(plan, request.initial)),
     )
 
 
 def unpack_request(plan: Plan, packet: Packet) -> Request:
     """Read a request again, from its bytes and the plan alone."""
-    round, client, has_offer = _header(_REQUEST, packet.header)
+    kind, round, client = _read_start(packet.header)
+    if not client < plan.num_clients:
+        raise ModelError(
+            f"a request for client {client}; expected 0 to {plan.num_clients - 1}"
+        )
+    if kind == _JUDGE:
+        _refuse_more_than_a_header(packet)
+        last, is_global = _header(_JUDGE_REQUEST, packet.header)
+        which: Which = "global" if is_global else "personal"
+        return JudgeRequest(round, client, last, which)
+    last, has_offer = _header(_TRAIN_REQUEST, packet.header)
     offer: Offer | None = None
     payload: Payload = {}
     if has_offer:
-        offer = _unpack_active(plan, packet.positions, client)
-        payload = _unpack_values(plan, plan.travelling(offer.active), packet.values)
+        offer = _unpack_offer(plan, packet.positions, client)
+        payload = unpack_values(plan, plan.travelling(offer.active), packet.values)
     elif packet.positions or packet.values:
         raise ModelError("a request without an offer that has positions or values")
     initial = None
     if packet.initial:
         whole = plan.neurons.blocks(plan.neurons.everything())
-        initial = {**plan.initial, **_unpack_values(plan, whole, packet.initial)}
-    return Request(round, client, offer, payload, initial)
+        initial = {**plan.initial, **unpack_values(plan, whole, packet.initial)}
+    return TrainRequest(round, client, last, offer, payload, initial)
 
 
-def pack_reply(plan: Plan, reply: Reply, offer: Offer | None) -> Packet:
-    """Serialise a reply to a request with this offer."""
-    positions = b""
-    if reply.active is not None:
-        is_same = offer is not None and _equal(reply.active, offer.active)
-        positions = _SAME if is_same else _pack_bitmap(plan, reply.active)
+# Replies ------------------------------------------------------------------------------
+
+
+def pack_reply(plan: Plan, request: Request, reply: Reply) -> Packet:
+    """Serialise the reply to a request."""
+    if isinstance(reply, JudgeReply):
+        return Packet(
+            _JUDGE_REPLY.pack(
+                VERSION,
+                _JUDGE,
+                reply.round,
+                reply.client,
+                reply.num_examples,
+                reply.loss,
+                reply.value,
+            )
+        )
     val_loss = float("nan") if reply.val_loss is None else reply.val_loss
     return Packet(
-        header=_REPLY.pack(
+        header=_TRAIN_REPLY.pack(
+            VERSION,
+            _TRAIN,
+            reply.round,
+            reply.client,
             reply.num_examples,
             reply.has_stopped,
             reply.val_loss is not None,
             reply.train_loss,
             val_loss,
         ),
-        positions=positions,
-        values=_pack_values(reply.payload),
+        positions=_pack_returned(plan, request, reply.active),
+        values=pack_values(reply.payload),
     )
 
 
-def unpack_reply(plan: Plan, packet: Packet, client: int, offer: Offer | None) -> Reply:
-    """Read a reply again; ``offer`` is what the server had sent."""
+def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
+    """Read the reply to a request again."""
+    kind, round, client = _read_start(packet.header)
+    if kind == _JUDGE:
+        _refuse_more_than_a_header(packet)
+        return JudgeReply(round, client, *_header(_JUDGE_REPLY, packet.header))
     num_examples, has_stopped, has_val, train_loss, val_loss = _header(
-        _REPLY, packet.header
+        _TRAIN_REPLY, packet.header
     )
     active: Active | None = None
     payload: Payload = {}
     if not packet.positions and packet.values:
         raise ModelError(f"{len(packet.values)} bytes of values without positions")
     if packet.positions:
+        offer = request.offer if isinstance(request, TrainRequest) else None
         if packet.positions == _SAME and offer is not None:
             active = offer.active
         else:
-            active = _unpack_active(plan, packet.positions, client).active
-        payload = _unpack_values(plan, plan.travelling(active), packet.values)
-    return Reply(
+            active = _unpack_offer(plan, packet.positions, request.client).active
+        payload = unpack_values(plan, plan.travelling(active), packet.values)
+    return TrainReply(
+        round=round,
+        client=client,
         active=active,
         payload=payload,
         num_examples=num_examples,
@@ -141,14 +236,60 @@ def unpack_reply(plan: Plan, packet: Packet, client: int, offer: Offer | None) -
     )
 
 
+def check_reply(plan: Plan, round: int, client: int, reply: Reply) -> str | None:
+    """Why the server must not use this reply of a client; None if it may."""
+    if (reply.round, reply.client) != (round, client):
+        return f"it is of client {reply.client} in round {reply.round}"
+    if reply.num_examples < 1:
+        return f"it is from {reply.num_examples} examples"
+    if isinstance(reply, JudgeReply):
+        if not (isfinite(reply.loss) and isfinite(reply.value)):
+            return f"its {plan.task.metric.title} is {reply.value}, loss {reply.loss}"
+        return None
+    if not isfinite(reply.train_loss):
+        return f"its training loss is {reply.train_loss}"
+    if reply.val_loss is not None and not isfinite(reply.val_loss):
+        return f"its validation loss is {reply.val_loss}"
+    for name, values in reply.payload.items():
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            return f"its {name} is not finite"
+    return None
+
+
+# Headers and positions ----------------------------------------------------------------
+
+
+def _read_start(header: bytes) -> tuple[int, int, int]:
+    """The kind, round and client of a message."""
+    if len(header) < _START.size:
+        raise ModelError(f"a header of {len(header)} bytes; expected more")
+    version, kind, round, client = _START.unpack_from(header)
+    if version != VERSION:
+        raise ModelError(
+            f"a message of version {version}; this fedspu speaks version {VERSION}: "
+            "use the same fedspu on both sides"
+        )
+    if kind not in (_TRAIN, _JUDGE):
+        raise ModelError(f"a message of kind {kind}; expected {_TRAIN} or {_JUDGE}")
+    return kind, round, client
+
+
+def _refuse_more_than_a_header(packet: Packet) -> None:
+    if packet.positions or packet.values or packet.initial:
+        raise ModelError("a message about judging that has positions or values")
+
+
 def _header(form: struct.Struct, header: bytes) -> tuple[Any, ...]:
+    """What a header holds behind its start."""
     if len(header) != form.size:
         raise ModelError(f"a header of {len(header)} bytes; expected {form.size}")
-    return form.unpack(header)
+    return form.unpack(header)[4:]
 
 
-def _pack_offer(plan: Plan, offer: Offer, client: int) -> bytes:
+def _pack_offer(plan: Plan, offer: Offer | None, client: int) -> bytes:
     """The stream that the offer was drawn from, if that is shorter and says it all."""
+    if offer is None:
+        return b""
     bitmap = _pack_bitmap(plan, offer.active)
     if offer.key is None or len(offer.key) >= len(bitmap) - len(_BITMAP):
         return bitmap
@@ -166,6 +307,14 @@ def _draw(plan: Plan, key: bytes, client: int) -> Active:
     return choose_random(plan.neurons, plan.capacity(client), generator(key))
 
 
+def _pack_returned(plan: Plan, request: Request, active: Active | None) -> bytes:
+    if active is None:
+        return b""
+    offer = request.offer if isinstance(request, TrainRequest) else None
+    is_same = offer is not None and _equal(active, offer.active)
+    return _SAME if is_same else _pack_bitmap(plan, active)
+
+
 def _pack_bitmap(plan: Plan, active: Active) -> bytes:
     bits = [
         np.isin(np.arange(group.size), active[group.name].numpy())
@@ -175,7 +324,7 @@ def _pack_bitmap(plan: Plan, active: Active) -> bytes:
     return _BITMAP + np.packbits(flat).tobytes()
 
 
-def _unpack_active(plan: Plan, positions: bytes, client: int) -> Offer:
+def _unpack_offer(plan: Plan, positions: bytes, client: int) -> Offer:
     kind, rest = positions[:1], positions[1:]
     if kind == _STREAM:
         if len(rest) != KEY_BYTES:
@@ -201,6 +350,9 @@ def _equal(a: Active, b: Active) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+# Values -------------------------------------------------------------------------------
+
+
 def _initial_values(plan: Plan, initial: State | None) -> Payload:
     """What of w0 a client cannot know: its travelling tensors."""
     if initial is None:
@@ -208,14 +360,16 @@ def _initial_values(plan: Plan, initial: State | None) -> Payload:
     return {name: initial[name] for name in plan.neurons.shapes}
 
 
-def _pack_values(payload: Payload) -> bytes:
+def pack_values(payload: Payload) -> bytes:
+    """The values of tensors, one after the other."""
     return b"".join(
         tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         for tensor in payload.values()
     )
 
 
-def _unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
+def unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
+    """The values of these blocks again."""
     shapes = {
         name: [
             n if axis is None else len(axis)
@@ -240,7 +394,7 @@ def _unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
 
 def pack_state(plan: Plan, state: State) -> bytes:
     """The values of all tensors of a whole state, in w0's order."""
-    return _pack_values({name: state[name] for name in plan.initial})
+    return pack_values({name: state[name] for name in plan.initial})
 
 
 def unpack_state(plan: Plan, values: bytes | mmap) -> State:
@@ -249,4 +403,4 @@ def unpack_state(plan: Plan, values: bytes | mmap) -> State:
         name: (None,) * tensor.dim() for name, tensor in plan.initial.items()
     }
     length = sum(tensor.nbytes for tensor in plan.initial.values())
-    return _unpack_values(plan, blocks, values[:length])
+    return unpack_values(plan, blocks, values[:length])

@@ -1,4 +1,7 @@
-"""All that stays the same during a run: who takes part, on what data, and how."""
+"""What server and clients both know, and what stays the same during a run.
+
+There is no data in a plan: a client brings its own examples.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -7,23 +10,18 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspu.data.dataset import Dataset
-from fedspu.data.division import partition
-from fedspu.data.splits import MIN_EXAMPLES, Splits
 from fedspu.errors import DataError, ModelError, SettingsError
-from fedspu.methods import choose_method
-from fedspu.methods.method import Method, Remodel, Situation, global_model
+from fedspu.methods.method import ClientRound, Method, Remodel
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.choose import as_fraction
 from fedspu.neurons.mapping import map_neurons
 from fedspu.neurons.table import Active, Blocks, Neurons, State
-from fedspu.settings import Settings
+from fedspu.settings import Settings, TrainSettings
 from fedspu.streams import stream, torch_stream
-from fedspu.training import Recipe
+from fedspu.tasks import Task, check_output
 
 Build = Callable[[], nn.Module]
 
@@ -34,33 +32,37 @@ class Plan:
 
     settings: Settings
     method: Method
+    task: Task
     build: Build
     neurons: Neurons
     initial: State  # w0
-    data: Dataset
-    splits: Splits  # one for each client
-    device: torch.device
+    capacities: tuple[Fraction, ...]  # each client's p
 
     @property
     def num_clients(self) -> int:
         """How many clients there are."""
-        return len(self.splits)
+        return len(self.capacities)
+
+    def capacity(self, client: int) -> Fraction:
+        """A client's p."""
+        return self.capacities[client]
 
     @cached_property
-    def recipe(self) -> Recipe:
-        """How a client trains."""
-        return Recipe(**self.settings.train.model_dump())
+    def distinct_capacities(self) -> tuple[Fraction, ...]:
+        """The capacities of all clients, each once, ascending."""
+        return tuple(sorted(set(self.capacities)))
 
     @cached_property
     def stays(self) -> frozenset[str]:
-        """Tensors that do not travel: of normalisation layers, by policy or method."""
+        """Tensors that do not travel: by the method, and norms by their policy."""
+        stays = self.method.stays(self.neurons)
         if self.settings.norm.policy == "local":
-            return self.neurons.norm_tensors
-        return frozenset() if self.method.sends_statistics else self.neurons.statistics
+            stays |= self.neurons.norm_tensors
+        return stays
 
     @cached_property
     def judged_clients(self) -> tuple[int, ...]:
-        """The clients whose accuracy is reported: all, or a seeded sample."""
+        """The clients that are judged: all, or a seeded sample."""
         number = self.settings.judge.clients
         if number is None or number >= self.num_clients:
             return tuple(range(self.num_clients))
@@ -69,83 +71,98 @@ class Plan:
         return tuple(sorted(chosen.tolist()))
 
     @property
+    def has_global(self) -> bool:
+        """Whether the server's model is whole: all that is learned reaches it."""
+        return self.method.exchanges and self.stays <= self.neurons.statistics
+
+    @property
     def uses_global(self) -> bool:
         """Whether clients use the global model as it is."""
-        adapts = self.method.adapts(self.settings.method)
-        return self.method.judge is global_model and not adapts
+        return self.method.judged_by == "global" and self.method.ready is None
 
-    def capacity(self, client: int) -> Fraction:
-        """A client's p: clusters of equal size, in client order."""
-        capacities = self.settings.clients.capacities
-        return as_fraction(capacities[client * len(capacities) // self.num_clients])
-
-    def situation(
-        self, round: int, client: int, kept: Active | None = None
-    ) -> Situation:
+    def client_round(
+        self,
+        round: int,
+        client: int,
+        kept: Active | None = None,
+        server: State | None = None,
+    ) -> ClientRound:
         """What a method may know about one client in one round."""
-        return Situation(
+        return ClientRound(
             neurons=self.neurons,
             seed=self.settings.seed,
             round=round,
             rounds=self.settings.rounds,
             client=client,
             capacity=self.capacity(client),
-            capacities=capacities_of(self.settings),
+            capacities=self.distinct_capacities,
             kept=kept,
-            options=self.settings.method,
+            server=server or {},
         )
 
+    def train_settings(self, round: int) -> TrainSettings:
+        """How clients train in a round: its learning rate follows the schedule."""
+        return self.settings.train.in_round(round, self.settings.rounds)
+
     def travelling(self, active: Active) -> Blocks:
-        """The blocks of the active neurons that travel under the norm policy."""
+        """The blocks of the active neurons that travel."""
         return self.leaving(self.neurons.blocks(active))
 
     def leaving(self, blocks: Blocks) -> Blocks:
-        """Those of the blocks that travel under the norm policy."""
+        """Those of the blocks that travel."""
         return {name: w for name, w in blocks.items() if name not in self.stays}
 
-    def num_examples(self, client: int) -> int:
-        """How many examples a client has, for whatever use."""
-        return int(self.splits.sizes[client])
 
-    def examples(self, client: int, part: str) -> tuple[Tensor, Tensor]:
-        """A client's own ``train``, ``val`` or ``test`` examples."""
-        positions = torch.from_numpy(getattr(self.splits[client], part))
-        x, y = self.data.take(positions)
-        return x.to(self.device), y.to(self.device)
+@dataclass(frozen=True)
+class Sample:
+    """Two examples, as a model takes them: enough to look at a model.
+
+    ``num_outputs`` is what the model needs for all targets there are; ``name`` is that
+    of the data, for messages.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    num_outputs: int
 
 
-def make_plan(settings: Settings, data: Dataset, build: Build) -> Plan:
-    """Check everything that can be checked before any training, and lay it out."""
-    method = choose_method(settings.method)
-    device = _device(settings.device)
-    splits = divide(settings, data)
+def check_choices(settings: Settings, method: Method, task: Task) -> None:
+    """Refuse settings that the method or the task cannot follow; no data is needed."""
     if settings.norm.policy == "local" and not method.keeps_own:
         raise SettingsError(
             f"norm.policy = 'local': clients of {method.name} keep no model of their "
             "own, and so no norms; use aggregate, or a method that keeps one"
         )
+    if method.tasks is not None and task.name not in method.tasks:
+        raise SettingsError(
+            f"task = {task.name!r}: {method.name} ({method.reading}) learns only "
+            f"{', '.join(sorted(method.tasks))}"
+        )
+    if settings.train.class_weights != "none" and task.weigh_classes is None:
+        raise SettingsError(
+            f"train.class_weights = {settings.train.class_weights!r}: the task "
+            f"{task.name} has no classes; leave it out"
+        )
+
+
+def make_plan(
+    settings: Settings, method: Method, task: Task, build: Build, sample: Sample
+) -> Plan:
+    """Build the model, check it on two examples, and map its neurons."""
+    check_choices(settings, method, task)
+    _check_augmentation(settings.train, task, sample)
     with torch_stream(settings.seed, "initial model"):
         model = build_model(build)
-    _check_model(model, data, splits)
-    if method.score is not None:
-        _check_scoring(method, splits)
-    neurons = map_neurons(model, data.take(slice(2))[0])
+    _check_model(model, task, sample)
+    neurons = map_neurons(model, sample.x)
     capacities = capacities_of(settings)
-    _note_narrow(neurons, min(capacities))
+    distinct = tuple(sorted(set(capacities)))
+    _note_narrow(neurons, distinct[0])
     if method.remodel is not None:
-        example = data.take(slice(2))[0]
-        build = Remodelled(build, method.remodel, neurons, capacities, example)
-        model, neurons = method.remodel(model, neurons, capacities, example)
-    return Plan(
-        settings=settings,
-        method=method,
-        build=build,
-        neurons=neurons,
-        initial=state_of(model),
-        data=data,
-        splits=splits,
-        device=device,
-    )
+        build = Remodelled(build, method.remodel, neurons, distinct, sample.x)
+        model, neurons = method.remodel(model, neurons, distinct, sample.x)
+    return Plan(settings, method, task, build, neurons, state_of(model), capacities)
 
 
 @dataclass(frozen=True)
@@ -165,8 +182,10 @@ class Remodelled:
 
 
 def capacities_of(settings: Settings) -> tuple[Fraction, ...]:
-    """The capacities of all clients, each once, ascending."""
-    return tuple(sorted({as_fraction(p) for p in settings.clients.capacities}))
+    """Each client's p by the settings: clusters of equal size, in client order."""
+    given = [as_fraction(p) for p in settings.clients.capacities]
+    number = settings.clients.number
+    return tuple(given[client * len(given) // number] for client in range(number))
 
 
 def build_model(build: Build) -> nn.Module:
@@ -181,87 +200,37 @@ def build_model(build: Build) -> nn.Module:
     return model
 
 
-def divide(settings: Settings, data: Dataset) -> Splits:
-    """Each client's train, validation and test examples; by seed and data alone."""
-    shares = allot(settings, data)
-    splits = Splits(shares, data.y.numpy(), settings.data.split, settings.seed)
-    for client in np.flatnonzero(splits.sizes < MIN_EXAMPLES)[:1].tolist():
-        splits[client]  # says that it has too few
-    return splits
-
-
-def allot(settings: Settings, data: Dataset) -> list[np.ndarray]:
-    """Each client's examples, as sorted positions; by seed and data alone."""
-    return partition(
-        data.y.numpy(),
-        num_clients=settings.clients.number,
-        kind=settings.data.partition,
-        alpha=settings.data.alpha,
-        min_examples=settings.data.min_examples,
-        rng=stream(settings.seed, "partition"),
-        shards=settings.data.shards,
-        owners=None if data.owners is None else data.owners.numpy(),
-    )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise SettingsError(
-            f"device = {name!r}: cannot be used here ({first_line(error)}); try cpu"
-        ) from None
-    return device
-
-
-def _check_model(model: nn.Module, data: Dataset, splits: Splits) -> None:
+def _check_model(model: nn.Module, task: Task, sample: Sample) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError("the model has no learnable parameter")
     was_training = model.training
     try:
         with torch.no_grad():
-            out = model.eval()(data.take(slice(2))[0])
-    except Exception as error:
+            output = model.eval()(sample.x)
+    except Exception as error:  # the user's own code
         raise ModelError(
-            f"the model failed on two examples of shape {tuple(data.x.shape[1:])} "
-            f"({data.x.dtype}): {first_line(error)}"
+            f"the model failed on two examples of shape {tuple(sample.x.shape[1:])} "
+            f"({sample.x.dtype}): {first_line(error)}"
         ) from error
     finally:
         model.train(was_training)
-    classes = data.num_classes
-    if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != 2:
-        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ModelError(
-            f"the model returned {found} for two examples; expected (2, {classes}): "
-            f"one score for each of the classes of {data.name}"
-        )
-    if out.shape[1] < classes:
-        raise ModelError(
-            f"the model has scores for {out.shape[1]} classes, and the labels of "
-            f"{data.name} go up to {classes - 1}; it needs {classes} outputs"
-        )
-    if any(isinstance(layer, _BATCH_NORMS) for layer in model.modules()):
-        client = splits.too_few_to_train()
-        if client is not None:
-            raise DataError(
-                f"client {client} has a single training example, and the model has "
-                "batch norms, which cannot train on one; raise data.min_examples or "
-                "lower clients.number"
-            )
+    try:
+        check_output(task, output, sample.y, sample.num_outputs)
+    except ModelError as error:
+        raise ModelError(f"{error} (data: {sample.name})") from None
 
 
-def _check_scoring(method: Method, splits: Splits) -> None:
-    client = splits.too_few_to_train()
-    if client is not None:
+def _check_augmentation(train: TrainSettings, task: Task, sample: Sample) -> None:
+    if train.augment and sample.y.dim() > 2:
+        raise SettingsError(
+            f"train.augment = {', '.join(train.augment)}: would move images and not "
+            f"their targets; the task {task.name} has one for each pixel"
+        )
+    if train.augment and not (sample.x.dim() == 4 and sample.x.is_floating_point()):
         raise DataError(
-            f"client {client} has a single training example, and clients of "
-            f"{method.name} train for an epoch to score their neurons; raise "
-            "data.min_examples or lower clients.number"
+            f"train.augment = {', '.join(train.augment)}: the examples of "
+            f"{sample.name} have shape {tuple(sample.x.shape[1:])} "
+            f"({sample.x.dtype}); expected images, (channels, height, width)"
         )
 
 
@@ -270,7 +239,7 @@ def _note_narrow(neurons: Neurons, p: Fraction) -> None:
     if narrow := [g.name for g in neurons.groups if p * g.size < 1]:
         warnings.warn(
             f"clients.capacities: {float(p):g} is less than one neuron of "
-            f"{', '.join(narrow)}; one is active all the same",
+            f"{', '.join(narrow)}; one neuron is active all the same",
             stacklevel=4,
         )
 
@@ -278,6 +247,3 @@ def _note_narrow(neurons: Neurons, p: Fraction) -> None:
 def first_line(error: BaseException) -> str:
     """What an error says, without the rest of the story."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]
-
-
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)

@@ -1,17 +1,31 @@
-"""play_round, and the loop over rounds."""
+"""The loop over rounds: play one, judge what changed, report."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from fedspu.federation.client import Which
-from fedspu.federation.memory import Memories
-from fedspu.federation.messages import Reply, Request
+from fedspu.errors import FedSPUError
+from fedspu.federation.memory import Shelf
+from fedspu.federation.messages import (
+    JudgeReply,
+    Packet,
+    Reply,
+    Request,
+    TrainReply,
+    check_reply,
+)
 from fedspu.federation.plan import Plan
-from fedspu.federation.server import Federation, Requests, absorb
-from fedspu.training import Score
+from fedspu.federation.server import (
+    Federation,
+    TrainRequests,
+    judge_requests,
+    next_federation,
+    update_of,
+)
+from fedspu.methods.method import Which
+from fedspu.neurons.table import State
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,17 @@ class Cost:
     index_bytes: int
     train_seconds: float
 
+    @staticmethod
+    def of(down: Packet, up: Packet) -> "Cost":
+        """What these messages cost."""
+        return Cost(
+            bytes_initial=len(down.initial),
+            bytes_down=len(down.values),
+            bytes_up=len(up.values),
+            index_bytes=down.index_bytes + up.index_bytes,
+            train_seconds=up.seconds,
+        )
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -34,26 +59,44 @@ class Answer:
     retried: bool = False  # the client was lost once, and asked again
 
 
-class Engine(Protocol):
-    """A way to reach clients."""
+@dataclass(frozen=True)
+class Missing:
+    """Why a client gave no answer."""
 
-    memories: Memories
-
-    def exchange(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Answer]]:
-        """Carry each request to its client, and its reply back; in any order.
-
-        A client that cannot be reached is left out. Memories change at the end.
-        """
-
-    def judge(
-        self, clients: Iterable[int], federation: Federation, which: Which
-    ) -> dict[int, Score]:
-        """Score each client's personal model, or the global one, on its test part."""
+    reason: str
 
 
 @dataclass(frozen=True)
-class Accuracies:
-    """What is known of how well the clients' models do on their own test parts."""
+class Facts:
+    """What an engine can tell about itself."""
+
+    num_workers: int = 1
+    peak_bytes: int = 0  # memory of its processes besides this one: of the largest
+
+
+class Engine(Protocol):
+    """A way to reach clients: it carries messages, and that is all."""
+
+    @property
+    def facts(self) -> Facts:
+        """What it can tell about itself."""
+
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer | Missing]]:
+        """Carry each request to its client, and its reply back; in any order.
+
+        ``broadcast`` goes to all of these clients alike. A client that cannot be
+        reached is missing, for a reason.
+        """
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is known of how well clients' models do on their own test parts."""
 
     personal: dict[int, float] = field(default_factory=dict)
     participating: frozenset[int] = frozenset()  # of those, who has taken part
@@ -71,64 +114,79 @@ class Accuracies:
 
 
 @dataclass(frozen=True)
-class RoundReport:
+class Round:
     """What one round did."""
 
-    federation: Federation
-    answers: dict[int, Answer]
-    accuracies: Accuracies
-    judged: dict[int, float]  # the participants' accuracy after this round
-    is_global_judged: bool
-    missing: tuple[int, ...] = ()  # clients that were asked and could not be reached
+    federation: Federation  # as it is after the round
+    answers: dict[int, Answer]  # without their values, which are in the average
+    missing: dict[int, str] = field(default_factory=dict)  # and why
+    refused: dict[int, str] = field(default_factory=dict)  # and why
+    scores: Scores = field(default_factory=Scores)
+    judged: dict[int, float] = field(default_factory=dict)  # the participants' models
+    is_global_judged: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went
 
-
-@dataclass(frozen=True)
-class Played:
-    """A round that was played, and not yet judged."""
-
-    federation: Federation
-    answers: dict[int, Answer]  # without the values, which are in the average
-    missing: tuple[int, ...]
-    seconds: dict[str, float]
+    def replies(self) -> Iterator[tuple[int, TrainReply]]:
+        """Each participant's reply, in client order."""
+        for client, answer in self.answers.items():
+            if isinstance(answer.reply, TrainReply):
+                yield client, answer.reply
 
 
-def play_round(federation: Federation, plan: Plan, engine: Engine) -> Played:
+def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
     """Play one round; clients are reached through ``engine`` alone."""
-    began = perf_counter()
+    watch = Stopwatch()
     answers: dict[int, Answer] = {}
-    waited = 0.0
+    replies: dict[int, TrainReply] = {}
+    missing: dict[int, str] = {}
+    refused: dict[int, str] = {}
 
     # Server: to each chosen client, the blocks the method offers it.
-    requests = Requests(federation, plan, federation.round + 1)
+    requests = TrainRequests(federation, plan, federation.round + 1)
+    combined = plan.method.combine(federation.global_state)
 
     # Clients: merge, train the active neurons, send them back.
-    def replies() -> Iterator[tuple[int, Reply]]:
-        nonlocal waited
-        arriving = _in_client_order(requests, engine.exchange(requests))
-        while True:
-            asked = perf_counter()
-            found = next(arriving, None)
-            waited += perf_counter() - asked
-            if found is None:
-                return
-            client, answer = found
-            answers[client] = replace(answer, reply=replace(answer.reply, payload={}))
-            yield client, answer.reply
+    arriving = in_client_order(requests, engine.exchange(requests))
+    for client, answer in watch.waiting(arriving):
+        if isinstance(answer, Missing):
+            missing[client] = answer.reason
+            continue
+        reply = answer.reply
+        if not isinstance(reply, TrainReply):
+            refused[client] = f"it is a {type(reply).__name__}"
+            continue
+        if reason := check_reply(plan, requests.t, client, reply):
+            refused[client] = reason
+            continue
 
-    # Server: average each entry over the clients that trained it.
-    federation = absorb(federation, plan, replies())
-    missing = tuple(k for k in requests if k not in answers)
-    exchange = waited - requests.seconds
-    server = perf_counter() - began - exchange
-    return Played(federation, answers, missing, {"server": server, "clients": exchange})
+        # Server: average each entry over the clients that trained it.
+        if update := update_of(plan, reply):
+            combined.add(update)
+        replies[client] = reply = replace(reply, payload={})  # its values are added
+        answers[client] = replace(answer, reply=reply)
+
+    federation = next_federation(plan, federation, combined.result(), replies)
+    return Round(federation, answers, missing, refused, seconds=watch.seconds())
 
 
-def _in_client_order(
-    clients: Iterable[int], answers: Iterable[tuple[int, Answer]]
-) -> Iterator[tuple[int, Answer]]:
+def drop_old_memories(shelf: Shelf, before: Federation, played: Round) -> None:
+    """Forget what clients had before a round, now that nobody goes back to it."""
+    for client in played.answers:
+        if client in before.last:
+            shelf.drop(client, before.last[client])
+    # Whoever was refused, or lost on the way, begins again from what it had.
+    for client in (*played.refused, *played.missing):
+        shelf.drop(client, played.federation.round)
+
+
+T = TypeVar("T")
+
+
+def in_client_order(
+    clients: Iterable[int], answers: Iterable[tuple[int, T]]
+) -> Iterator[tuple[int, T]]:
     """Answers in the order of the clients; one that is early waits."""
-    left, early = deque(clients), dict[int, Answer]()
+    left, early = deque(clients), dict[int, T]()
     for client, answer in answers:
         early[client] = answer
         while left and left[0] in early:
@@ -136,21 +194,42 @@ def _in_client_order(
     yield from ((client, early[client]) for client in left if client in early)
 
 
+class Stopwatch:
+    """How much of a round is the server's own, and how much it waits for clients."""
+
+    def __init__(self) -> None:
+        self._began, self._waited = perf_counter(), 0.0
+
+    def waiting(self, arriving: Iterator[T]) -> Iterator[T]:
+        """The same, while the time until each is there counts as waiting."""
+        while True:
+            asked = perf_counter()
+            found = next(arriving, None)
+            self._waited += perf_counter() - asked
+            if found is None:
+                return
+            yield found
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds so far."""
+        whole = perf_counter() - self._began
+        return {"server": whole - self._waited, "clients": self._waited}
+
+
 def play(
-    plan: Plan, engine: Engine, federation: Federation, known: Accuracies
-) -> Iterator[RoundReport]:
+    plan: Plan, engine: Engine, federation: Federation, known: Scores
+) -> Iterator[Round]:
     """Play the rounds that are left; end early once every client has stopped.
 
-    ``known`` are the accuracies judged so far: none at the beginning of a run.
+    ``known`` are the scores so far: none at the beginning of a run.
     """
     if not known.personal:
-        scores = engine.judge(plan.judged_clients, federation, "personal")
-        known = Accuracies({k: score.accuracy for k, score in scores.items()})
+        everyone = plan.judged_clients
+        known = Scores(judge(plan, engine, federation, everyone, "personal"))
     while not is_over(federation, plan):
-        played = play_round(federation, plan, engine)
-        report = _judge(plan, engine, played, known)
-        federation, known = played.federation, report.accuracies
-        yield report
+        played = _judged(plan, engine, play_round(federation, plan, engine), known)
+        federation, known = played.federation, played.scores
+        yield played
 
 
 def is_over(federation: Federation, plan: Plan) -> bool:
@@ -161,42 +240,64 @@ def is_over(federation: Federation, plan: Plan) -> bool:
     )
 
 
-def _judge(
+# Judging ------------------------------------------------------------------------------
+
+
+def judge(
     plan: Plan,
     engine: Engine,
-    played: Played,
-    known: Accuracies,
-) -> RoundReport:
+    federation: Federation,
+    clients: Sequence[int],
+    which: Which,
+) -> dict[int, float]:
+    """How well each client's own model, or the global one, does on its test part."""
+    is_own = which == "personal" and plan.method.keeps_own
+    requests = judge_requests(federation, list(clients), which)
+    broadcast = None if is_own else federation.global_state
+    scores: dict[int, float] = {}
+    for client, answer in engine.exchange(requests, broadcast):
+        if isinstance(answer, Missing):
+            raise FedSPUError(f"client {client} could not be judged: {answer.reason}")
+        reply = answer.reply
+        if not isinstance(reply, JudgeReply):
+            kind = type(reply).__name__
+            raise FedSPUError(
+                f"client {client} could not be judged: its reply is a {kind}"
+            )
+        if problem := check_reply(plan, federation.round, client, reply):
+            raise FedSPUError(f"client {client} could not be judged: {problem}")
+        scores[client] = reply.value
+    return {client: scores[client] for client in clients}
+
+
+def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
     """Judge the models that changed; what costs every client only when it is due."""
     began = perf_counter()
-    federation, answers = played.federation, played.answers
+    federation, method = played.federation, plan.method
     everyone = plan.judged_clients
     personal, global_ = dict(known.personal), known.global_
     judged: dict[int, float] = {}
-    if plan.method.judges_own:
-        changed = [k for k in everyone if k in answers]
-        scores = engine.judge(changed, federation, "personal")
-        judged = {k: score.accuracy for k, score in scores.items()}
+    if method.keeps_own:
+        changed = [k for k in everyone if k in played.answers]
+        judged = judge(plan, engine, federation, changed, "personal")
         personal.update(judged)
     is_due = is_over(federation, plan) or (
         federation.round % plan.settings.judge.every == 0
     )
-    if is_due and plan.method.exchanges:
-        scores = engine.judge(everyone, federation, "global")
-        global_ = _mean(score.accuracy for score in scores.values())
-        if not plan.uses_global and not plan.method.judges_own:
-            scores = engine.judge(everyone, federation, "personal")
-        if not plan.method.judges_own:
-            personal = {k: score.accuracy for k, score in scores.items()}
-    accuracies = Accuracies(personal, federation.met & frozenset(everyone), global_)
-    return RoundReport(
-        federation,
-        answers,
-        accuracies,
-        judged,
-        is_due,
-        played.missing,
-        {**played.seconds, "judging": perf_counter() - began},
+    if is_due and plan.has_global:
+        scores = judge(plan, engine, federation, everyone, "global")
+        global_ = _mean(scores.values())
+        if plan.uses_global:
+            personal = scores
+    if is_due and not method.keeps_own and not plan.uses_global:
+        personal = judge(plan, engine, federation, everyone, "personal")
+    took_part = frozenset(federation.last) & frozenset(everyone)
+    return replace(
+        played,
+        scores=Scores(personal, took_part, global_),
+        judged=judged,
+        is_global_judged=is_due,
+        seconds={**played.seconds, "judging": perf_counter() - began},
     )
 
 

@@ -1,15 +1,18 @@
-"""The server's part of a round: choose clients, build requests, absorb replies."""
+"""The server's part of a round: choose clients, build requests, take the next step."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
 
-from fedspu.federation.messages import Reply, Request
+import torch
+
+from fedspu.federation.messages import JudgeRequest, TrainReply, TrainRequest
 from fedspu.federation.plan import Plan
-from fedspu.neurons.average import Update, average
+from fedspu.methods.method import Offer, Which
+from fedspu.neurons.average import Update
 from fedspu.neurons.blocks import extract
 from fedspu.neurons.table import Active, State
+from fedspu.settings import ServerSettings
 from fedspu.streams import stream
 
 
@@ -20,9 +23,15 @@ class Federation:
     round: int
     global_state: State
     stopped: frozenset[int] = frozenset()
-    met: frozenset[int] = frozenset()  # clients that have taken part
-    # What each kept last, in methods whose clients choose.
+    # The round in which each client last took part.
+    last: Mapping[int, int] = field(default_factory=dict)
+    # What each returned last, in methods whose clients choose.
     kept: Mapping[int, Active] = field(default_factory=dict)
+    # The memory of the method and of the server's optimizer.
+    extra: State = field(default_factory=dict)
+
+
+# Who takes part, and what is sent -----------------------------------------------------
 
 
 def choose_clients(federation: Federation, plan: Plan, t: int) -> list[int]:
@@ -47,37 +56,39 @@ def _nth_left(stopped: list[int], i: int) -> int:
     return i + below
 
 
-def build_request(federation: Federation, plan: Plan, t: int, client: int) -> Request:
-    """What the method offers one client (Algorithms 1 and 2, lines 6 and 7)."""
-    kept = federation.kept.get(client)
-    offer = plan.method.offer(plan.situation(t, client, kept))
-    where = plan.travelling(offer.active) if offer else {}
-    # A slim model has nothing of w0 but what stays with the client.
-    needs_initial = plan.method.keeps_own and (not plan.method.is_slim or plan.stays)
-    is_new = client not in federation.met
-    return Request(
-        round=t,
-        client=client,
-        offer=offer,
-        payload=extract(federation.global_state, where),
-        initial=plan.initial if is_new and needs_initial else None,
-    )
-
-
-class Requests(Mapping[int, Request]):
+class TrainRequests(Mapping[int, TrainRequest]):
     """A round's requests, each made when it is asked for: payloads take room."""
 
     def __init__(self, federation: Federation, plan: Plan, t: int) -> None:
-        began = perf_counter()
+        self.federation, self.plan, self.t = federation, plan, t
         self._clients = choose_clients(federation, plan, t)
-        self._all = (federation, plan, t)
-        self.seconds = perf_counter() - began
 
-    def __getitem__(self, client: int) -> Request:
-        began = perf_counter()
-        request = build_request(*self._all, client)
-        self.seconds += perf_counter() - began
-        return request
+    def offer(self, client: int) -> Offer | None:
+        """What the method offers one client (Algorithms 1 and 2, line 6)."""
+        method, federation = self.plan.method, self.federation
+        if method.offer is None:
+            return None
+        kept = federation.kept.get(client)
+        now = self.plan.client_round(self.t, client, kept, federation.extra)
+        return method.offer(now)
+
+    def __getitem__(self, client: int) -> TrainRequest:
+        """The request to one client (line 7)."""
+        plan, federation = self.plan, self.federation
+        offer = self.offer(client)
+        where = plan.travelling(offer.active) if offer else {}
+        # A slim model has nothing of w0 but what stays with the client.
+        method = plan.method
+        needs_initial = method.keeps_own and (not method.is_slim or plan.stays)
+        is_new = client not in federation.last
+        return TrainRequest(
+            round=self.t,
+            client=client,
+            last=federation.last.get(client, 0),
+            offer=offer,
+            payload=extract(federation.global_state, where),
+            initial=plan.initial if is_new and needs_initial else None,
+        )
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
@@ -86,38 +97,98 @@ class Requests(Mapping[int, Request]):
         return len(self._clients)
 
 
-def absorb(
-    federation: Federation, plan: Plan, replies: Iterable[tuple[int, Reply]]
+def judge_requests(
+    federation: Federation, clients: list[int], which: Which
+) -> dict[int, JudgeRequest]:
+    """Ask these clients to judge the model each would use now, or the server's."""
+    return {
+        client: JudgeRequest(
+            federation.round, client, federation.last.get(client, 0), which
+        )
+        for client in clients
+    }
+
+
+# What comes back ----------------------------------------------------------------------
+
+
+def update_of(plan: Plan, reply: TrainReply) -> Update | None:
+    """What a reply adds to the average; None if nothing is exchanged."""
+    if reply.active is None:
+        return None
+    where = plan.travelling(reply.active)
+    return Update(where, reply.payload, reply.num_examples)
+
+
+def next_federation(
+    plan: Plan, before: Federation, combined: State, replies: Mapping[int, TrainReply]
 ) -> Federation:
-    """Average what was trained, and take leave of those who stopped.
+    """Where the server stands after a round, from what the replies combine to.
 
-    Replies come in client order, never arrival order (Algorithm 2, lines 17 to 22);
-    each is let go of once it is added.
+    Replies come in client order, never in arrival order (Algorithm 2, lines 17 to 22).
     """
-    weighs = plan.method.weighs_examples
-    stopped: set[int] = set()
-    met: set[int] = set()
-    chosen: dict[int, Active] = {}
-
-    def updates() -> Iterator[Update]:
-        for client, reply in replies:
-            met.add(client)
-            if reply.has_stopped:
-                stopped.add(client)
-            if reply.active is not None:
-                if plan.method.score is not None:
-                    chosen[client] = reply.active
-                yield Update(
-                    plan.travelling(reply.active),
-                    reply.payload,
-                    reply.num_examples if weighs else 1,
-                )
-
-    averaged = average(federation.global_state, updates())
-    return Federation(
-        round=federation.round + 1,
-        global_state=averaged,
-        stopped=federation.stopped | stopped,
-        met=federation.met | met,
-        kept={**federation.kept, **chosen},
+    t = before.round + 1
+    method, extra = plan.method, before.extra
+    state, extra = take_server_step(
+        plan.settings.server,
+        before.global_state,
+        combined,
+        extra,
+        plan.neurons.statistics,
     )
+    if method.server is not None:
+        extra = {**extra, **method.server(extra, replies)}
+    chosen = {}
+    if method.is_choice:
+        chosen = {k: r.active for k, r in replies.items() if r.active is not None}
+    return Federation(
+        round=t,
+        global_state=state,
+        stopped=before.stopped | {k for k, r in replies.items() if r.has_stopped},
+        last={**before.last, **dict.fromkeys(replies, t)},
+        kept={**before.kept, **chosen},
+        extra=extra,
+    )
+
+
+# The server's optimizer ---------------------------------------------------------------
+
+MEAN, SQUARE = "server momentum:", "server square:"
+"""Before names in the server's memory: the running means of its steps."""
+
+
+def take_server_step(
+    settings: ServerSettings,
+    state: State,
+    combined: State,
+    extra: State,
+    statistics: frozenset[str],
+) -> tuple[State, State]:
+    """The next global state and the server's memory, by FedAvgM or FedAdam.
+
+    Reddi et al., "Adaptive Federated Optimization", ICLR 2021: the step from ``state``
+    to what replies ``combined`` to is taken as a gradient. An entry that nobody moved
+    keeps its value and its means; norm statistics are averaged as ever.
+    """
+    if settings.optimizer == "none":
+        return combined, extra
+    after, memory = dict(combined), dict(extra)
+    for name, before in state.items():
+        if not before.is_floating_point() or name in statistics:
+            continue
+        step = combined[name].double() - before.double()
+        is_moved = step != 0
+        mean = memory.get(f"{MEAN}{name}", torch.zeros_like(step))
+        square = memory.get(f"{SQUARE}{name}", torch.zeros_like(step))
+        if settings.optimizer == "momentum":
+            new_mean = settings.momentum * mean + step
+            move = settings.lr * new_mean
+        else:
+            new_mean = settings.momentum * mean + (1 - settings.momentum) * step
+            new_square = settings.beta2 * square + (1 - settings.beta2) * step.square()
+            move = settings.lr * new_mean / (new_square.sqrt() + settings.epsilon)
+            memory[f"{SQUARE}{name}"] = torch.where(is_moved, new_square, square)
+        memory[f"{MEAN}{name}"] = torch.where(is_moved, new_mean, mean)
+        moved = (before.double() + move).to(before.dtype)
+        after[name] = torch.where(is_moved, moved, before)
+    return after, memory

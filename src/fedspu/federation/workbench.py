@@ -2,51 +2,53 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from fedspu.federation.plan import Plan
-from fedspu.methods.method import Held
+from fedspu.methods.method import ModelState
 from fedspu.neurons.blocks import load_state, named_tensors
+from fedspu.neurons.layers import kind_of
 from fedspu.neurons.slim import slim_model, slim_neurons
 from fedspu.neurons.table import Active, Neurons
 from fedspu.streams import torch_stream
 
 MAX_SLIM = 16
-"""Slim models in a workspace; there are as many sizes as there are capacities."""
+"""Slim models on a workbench; there are as many sizes as there are capacities."""
 
 
 @dataclass(frozen=True)
-class Bench:
+class Placed:
     """A model on the workbench, with its own table."""
 
     model: nn.Module
     neurons: Neurons
 
 
-class Workspace:
+class Workbench:
     """The full model, and slim ones by their sizes, each built once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan = plan
         with torch_stream(plan.settings.seed, "workspace"):  # its values do not matter
-            self.full = Bench(plan.build().to(plan.device), plan.neurons)
-        self._slim: dict[tuple[int, ...], Bench] = {}
+            self.full = Placed(plan.build().to(device), plan.neurons)
+        self._slim: dict[tuple[int, ...], Placed] = {}
         self._is_by_size = self._slim_by_size()
 
-    def place(self, held: Held) -> Bench:
+    def place(self, model: ModelState) -> Placed:
         """A model with these values, full or slim."""
-        bench = self.full if held.active is None else self._bench(held.active)
-        load_state(bench.model, held.state)
-        return bench
+        placed = self.full if model.active is None else self._find(model.active)
+        load_state(placed.model, model.state)
+        return placed
 
-    def _bench(self, active: Active) -> Bench:
+    def _find(self, active: Active) -> Placed:
         sizes = tuple(len(active[group.name]) for group in self.plan.neurons.groups)
         if not self._is_by_size:
             self._slim.clear()
         if sizes not in self._slim:
             if len(self._slim) == MAX_SLIM:  # in fedselect sizes grow with the rounds
                 self._slim.pop(next(iter(self._slim)))
-            self._slim[sizes] = Bench(
+            self._slim[sizes] = Placed(
                 slim_model(self.full.model, self.plan.neurons, active),
                 slim_neurons(self.plan.neurons, active),
             )
@@ -55,9 +57,8 @@ class Workspace:
     def _slim_by_size(self) -> bool:
         """Whether slim models of equal sizes differ in nothing but their state."""
         in_state = {name for name, _ in named_tensors(self.full.model)}
-        return not any(
-            isinstance(layer, nn.MultiheadAttention)  # it knows which heads it has
-            for layer in self.full.model.modules()
+        return all(
+            kind_of(layer).is_slim_by_size for layer in self.full.model.modules()
         ) and all(
             axis.tensor in in_state
             for group in self.plan.neurons.groups

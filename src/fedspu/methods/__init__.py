@@ -1,89 +1,180 @@
-"""The federated methods, by name; one file each."""
+"""The federated methods by name; each has a file of its own, imported when needed."""
 
-from importlib import import_module
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import ValidationError
 
 from fedspu.errors import SettingsError
-from fedspu.methods.fedavg import fedavg
-from fedspu.methods.feddrop import feddrop
-from fedspu.methods.fedmp import fedmp
-from fedspu.methods.fedselect import fedselect
-from fedspu.methods.fedspu import fedspu
-from fedspu.methods.fjord import fjord, fjord_original
-from fedspu.methods.hermes import hermes
-from fedspu.methods.heterofl import heterofl
-from fedspu.methods.local import local
-from fedspu.methods.method import Method
-from fedspu.methods.prunefl import prunefl
-from fedspu.methods.small import small
+from fedspu.imports import find_object, is_place
+from fedspu.methods.options import (
+    APFLOptions,
+    DittoOptions,
+    FedALAOptions,
+    FedAvgOptions,
+    FedRepOptions,
+    FjordOptions,
+    HeadOptions,
+    Options,
+)
 from fedspu.settings import MethodSettings, nearest
 
-READINGS: tuple[Method, ...] = (
-    *(fedspu, fjord, hermes, fedmp, prunefl, fedselect, feddrop),
-    *(fedavg, local, small),
-    *(fjord_original, heterofl),
+if TYPE_CHECKING:
+    from fedspu.methods.method import Method
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in one reading: where its record is, and what can be set for it.
+
+    ``place`` is ``module:attribute``: a Method, or a function from options to one.
+    """
+
+    name: str
+    place: str
+    reading: str = "paper"
+    options: type[Options] = Options
+
+
+CATALOGUE: tuple[Entry, ...] = (
+    Entry("fedspu", "fedspu.methods.fedspu:fedspu"),
+    Entry("fjord", "fedspu.methods.fjord:fjord"),
+    Entry("hermes", "fedspu.methods.hermes:hermes"),
+    Entry("fedmp", "fedspu.methods.fedmp:fedmp"),
+    Entry("prunefl", "fedspu.methods.prunefl:prunefl"),
+    Entry("fedselect", "fedspu.methods.fedselect:fedselect"),
+    Entry("feddrop", "fedspu.methods.feddrop:feddrop"),
+    Entry("fedavg", "fedspu.methods.fedavg:fedavg", options=FedAvgOptions),
+    Entry("local", "fedspu.methods.local:local"),
+    Entry("small", "fedspu.methods.small:small"),
+    Entry(
+        "fjord",
+        "fedspu.methods.fjord_original:fjord_original",
+        reading="original",
+        options=FjordOptions,
+    ),
+    Entry("heterofl", "fedspu.methods.heterofl:heterofl", reading="original"),
+    Entry("fedrolex", "fedspu.methods.fedrolex:fedrolex", reading="original"),
+    Entry("ditto", "fedspu.methods.ditto:ditto", "original", DittoOptions),
+    Entry("apfl", "fedspu.methods.apfl:apfl", "original", APFLOptions),
+    Entry("fedper", "fedspu.methods.fedper:fedper", "original", HeadOptions),
+    Entry("fedrep", "fedspu.methods.fedrep:fedrep", "original", FedRepOptions),
+    Entry("fedbn", "fedspu.methods.fedbn:fedbn", reading="original"),
+    Entry("fedala", "fedspu.methods.fedala:fedala", "original", FedALAOptions),
 )
 """All methods; of those with two readings, the one that is meant by the name first."""
 
-METHODS: dict[str, Method] = {}
-for _method in READINGS:
-    METHODS.setdefault(_method.name, _method)
+METHODS = tuple(dict.fromkeys(entry.name for entry in CATALOGUE))
 
 
-def find_method(name: str, reading: str | None = None) -> Method:
+def find_entry(name: str, reading: str | None = None) -> Entry:
     """The method of this name, or at ``package.module:name``; in this reading if given.
 
     Without a reading: ``paper``, where there is one.
     """
-    if ":" in name:
-        known = [_imported(name)]
+    if is_place(name):
+        known = [_own_entry(name)]
     else:
-        known = [method for method in READINGS if method.name == name]
+        known = [entry for entry in CATALOGUE if entry.name == name]
     if not known:
         raise SettingsError(
             f"method = {name!r}: expected one of {', '.join(METHODS)}, or "
             f"package.module:method{nearest(name, list(METHODS))}"
         )
-    fitting = [m for m in known if reading in (None, m.reading)]
+    fitting = [entry for entry in known if reading in (None, entry.reading)]
     if not fitting:
         raise SettingsError(
             f"method.reading = {reading!r}: {name} has "
-            f"{' and '.join(m.reading for m in known)} here; `fedspu methods` lists "
-            "them all"
+            f"{' and '.join(entry.reading for entry in known)} here; `fedspu methods` "
+            "lists them all"
         )
     return fitting[0]
 
 
-def choose_method(options: MethodSettings) -> Method:
-    """The method that settings name; refuses options it does not have."""
-    method = find_method(options.name, options.reading)
-    defaults = MethodSettings()
-    for option in OPTIONS:
-        if option in method.options or getattr(options, option) == getattr(
-            defaults, option
-        ):
-            continue
-        who = [f"{m.name} ({m.reading})" for m in READINGS if option in m.options]
+def check_options(chosen: MethodSettings) -> MethodSettings:
+    """The same settings with the method's own options checked and in their types."""
+    entry = find_entry(chosen.name, chosen.reading)
+    options = _options(entry, chosen.options)
+    given = {name: getattr(options, name) for name in chosen.options}
+    return chosen.model_copy(update=given)
+
+
+def make_method(chosen: MethodSettings) -> "Method":
+    """The record of the method that settings name."""
+    entry = find_entry(chosen.name, chosen.reading)
+    return _make(entry, _options(entry, chosen.options))
+
+
+def all_methods() -> dict[Entry, "Method"]:
+    """The record of every method, with its options as they are by default."""
+    return {entry: _make(entry, entry.options()) for entry in CATALOGUE}
+
+
+def _make(entry: Entry, options: Options) -> "Method":
+    from fedspu.methods.method import Method
+
+    found = find_object(entry.place, "method")
+    method = found if isinstance(found, Method) else found(options)
+    if not isinstance(method, Method):
         raise SettingsError(
-            f"method.{option} = {getattr(options, option)}: {method.name} "
-            f"({method.reading}) has no such option; {', '.join(who)} has"
+            f"method = {entry.place!r}: gave a {type(method).__name__}; expected a "
+            "fedspu.methods.method.Method"
         )
     return method
 
 
-OPTIONS = tuple(o for o in MethodSettings.model_fields if o not in ("name", "reading"))
-
-
-def _imported(place: str) -> Method:
-    module, _, name = place.partition(":")
+def _options(entry: Entry, given: dict[str, Any]) -> Options:
+    known = list(entry.options.model_fields)
+    for name, value in given.items():
+        if name not in known:
+            raise SettingsError(_no_such_option(entry, name, value))
     try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        return entry.options.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = str(problem["loc"][0])
+        wanted = problem["msg"].removeprefix("Input should be ")
         raise SettingsError(
-            f"method = {place!r}: cannot be imported ({error})"
+            f"method.{name} = {given.get(name)!r}: expected {wanted}"
         ) from None
-    if not isinstance(found, Method):
+
+
+def _no_such_option(entry: Entry, name: str, value: Any) -> str:
+    text = f"method.{name} = {value}: {entry.name} ({entry.reading}) has no such option"
+    have = [f"{e.name} ({e.reading})" for e in CATALOGUE if name in _fields(e)]
+    if have:
+        return f"{text}; {', '.join(have)} {'has' if len(have) == 1 else 'have'}"
+    known = [option for e in CATALOGUE for option in _fields(e)]
+    return f"{text}{nearest(name, known)}; `fedspu methods` lists them"
+
+
+def _fields(entry: Entry) -> list[str]:
+    return list(entry.options.model_fields)
+
+
+@cache
+def _own_entry(place: str) -> Entry:
+    """A method of the user's own, at ``package.module:name``."""
+    from fedspu.methods.method import Method
+
+    found = find_object(place, "method")
+    if isinstance(found, Method):
+        return Entry(place, place, found.reading)
+    options = _taken_by(found)
+    if options is None:
         raise SettingsError(
             f"method = {place!r}: is a {type(found).__name__}; expected a "
-            "fedspu.methods.method.Method"
+            "fedspu.methods.method.Method, or a function from an Options class to one"
         )
-    return found
+    return Entry(place, place, found(options()).reading, options)
+
+
+def _taken_by(function: Any) -> type[Options] | None:
+    """The options that a function makes a method from, by its type hints."""
+    try:
+        kinds = [k for n, k in get_type_hints(function).items() if n != "return"]
+    except (TypeError, NameError):
+        return None
+    is_one = len(kinds) == 1 and isinstance(kinds[0], type)
+    return kinds[0] if is_one and issubclass(kinds[0], Options) else None

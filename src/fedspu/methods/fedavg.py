@@ -7,39 +7,32 @@ epochs before the model is used or judged: the strongest simple rival of persona
 models. What that costs is not among the costs reported, which are those of the rounds.
 """
 
-from dataclasses import replace
+from functools import partial
 
-from fedspu.methods.method import (
-    Lesson,
-    Method,
-    all_neurons,
-    global_model,
-    local_epochs,
-    what_was_offered,
-)
-from fedspu.neurons.blocks import merge
+from fedspu.methods.method import Method, Which, all_neurons
+from fedspu.methods.options import FedAvgOptions
+from fedspu.training import LocalTraining, train
 
 
-def finetune(lesson: Lesson) -> None:
-    """Train on the client's own examples for ``method.finetune`` epochs."""
-    epochs = lesson.now.options.finetune
-    local_epochs(replace(lesson, recipe=replace(lesson.recipe, epochs=epochs)))
+def finetune(local: LocalTraining, which: Which, epochs: int) -> None:
+    """Train on the client's own examples; the server's model is left as it is."""
+    if which == "personal":
+        train(local.with_epochs(epochs))
 
 
-fedavg = Method(
-    name="fedavg",
-    reference="McMahan et al., AISTATS 2017",
-    offer=all_neurons,
-    start=merge,
-    keep=what_was_offered,
-    judge=global_model,
-    adapt=finetune,
-    keeps_own=False,
-    options=frozenset({"finetune"}),
-    in_words=(
-        "the full model, whatever the client's capacity",
-        "the full model",
-        "nothing between rounds",
-        "the global model; fine-tuned if method.finetune says how long",
-    ),
-)
+def fedavg(options: FedAvgOptions) -> Method:
+    """FedAvg, maybe fine-tuned."""
+    epochs = options.finetune
+    return Method(
+        name="fedavg",
+        reference="McMahan et al., AISTATS 2017",
+        in_words=(
+            "the full model, whatever the client's capacity",
+            "the full model",
+            "nothing between rounds",
+            "the global model; fine-tuned if method.finetune says how long",
+        ),
+        judged_by="global",
+        offer=all_neurons,
+        ready=partial(finetune, epochs=epochs) if epochs else None,
+    )

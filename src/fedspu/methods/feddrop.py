@@ -10,39 +10,26 @@ client's p is its capacity (there, one p for all), each client draws its own neu
 and activations are not scaled up in the smaller model, of which the paper says nothing.
 """
 
-from fedspu.methods.method import (
-    Method,
-    Offer,
-    Situation,
-    global_model,
-    random_neurons,
-    what_was_offered,
-)
-from fedspu.neurons.blocks import merge
+from fedspu.methods.method import ClientRound, Method, Offer, random_neurons
 from fedspu.neurons.slim import slimmable
 
 
-def random_sub_model(now: Situation) -> Offer:
+def random_sub_model(now: ClientRound) -> Offer:
     """Random neurons, new each round; whole layers where a slim model needs them."""
     drawn = random_neurons(now)
-    if all(group.slim for group in now.neurons.groups):
-        return drawn
-    return Offer(slimmable(now.neurons, drawn.active))
+    return Offer(slimmable(now.neurons, drawn.active), drawn.key)
 
 
 feddrop = Method(
     name="feddrop",
     reference="Caldas et al., 2018",
-    offer=random_sub_model,
-    start=merge,
-    keep=what_was_offered,
-    judge=global_model,
-    keeps_own=False,
-    is_slim=True,
     in_words=(
         "a random sub-model: a fraction p of every layer's neurons, new each round",
         "the sub-model",
         "nothing between rounds",
         "the global model",
     ),
+    judged_by="global",
+    offer=random_sub_model,
+    is_slim=True,
 )

@@ -6,12 +6,13 @@ client, to the capacity of each. In the original the server prunes, by a ratio t
 bandit chooses from round times, and adds back what it had cut off before it averages.
 """
 
-from fedspu.methods.method import Score
-from fedspu.methods.pruning import keeps_best
+from functools import partial
+
+from fedspu.methods.pruning import keeps_best, score_by
 
 fedmp = keeps_best(
     "fedmp",
     "Jiang et al., ICDE 2022",
-    score=Score("weights", order=1),
+    score=partial(score_by, of="weights", order=1),
     in_words="the l1 norm of their weights",
 )

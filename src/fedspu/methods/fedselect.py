@@ -13,53 +13,55 @@ has; it keeps those it has and adds the top-scored of the others.
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import torch
 
-from fedspu.methods.method import Offer, Own, Score, Situation
-from fedspu.methods.pruning import keeps_best
+from fedspu.methods.method import ClientRound, Offer, Turn
+from fedspu.methods.pruning import keeps_best, score_by
 from fedspu.neurons.choose import choose_top, num_active
 from fedspu.neurons.slim import slimmable
 from fedspu.neurons.table import Active
 
 FIRST, LAST = Fraction(1, 4), Fraction(1, 2)
 
+by_gradients = partial(score_by, of="gradients", order=2)
 
-def width(now: Situation) -> Fraction:
+
+def width(now: ClientRound) -> Fraction:
     """The fraction of neurons in this round: .25 in the first to .5 in the last."""
     return FIRST + (LAST - FIRST) * Fraction(now.round - 1, max(1, now.rounds - 1))
 
 
-def has_all_it_needs(now: Situation) -> bool:
+def has_all_it_needs(now: ClientRound, kept: Active | None) -> bool:
     """Whether a client's sub-model is as wide as this round asks for."""
-    kept = now.kept
     return kept is not None and all(
         len(kept[group.name]) >= num_active(width(now), group.size)
         for group in now.neurons.groups
     )
 
 
-def what_it_kept_or_all(now: Situation) -> Offer:
+def what_it_kept_or_all(now: ClientRound) -> Offer:
     """The neurons the client kept; all of them when it has to choose more."""
-    if now.kept is not None and has_all_it_needs(now):
+    if now.kept is not None and has_all_it_needs(now, now.kept):
         return Offer(now.kept)
     return Offer(now.neurons.everything())
 
 
-def growing(now: Situation, offer: Offer | None, own: Own) -> Active:
+def growing(turn: Turn) -> Active:
     """What the client kept before, and the top-scored of the others."""
-    if now.kept is not None and has_all_it_needs(now):
-        return now.kept
-    ranked = dict(own.scores())
-    for name, indices in (now.kept or {}).items():
+    now, own = turn.now, turn.memory.own
+    kept = None if own is None else own.active
+    if kept is not None and has_all_it_needs(now, kept):
+        return kept
+    ranked = dict(by_gradients(turn))
+    for name, indices in (kept or {}).items():
         ranked[name] = ranked[name].index_fill(0, indices, torch.inf)
     return slimmable(now.neurons, choose_top(now.neurons, width(now), ranked))
 
 
 fedselect = replace(
-    keeps_best("fedselect", "Tamirisa et al., CVPR 2024", Score("gradients", 2), ""),
-    offer=what_it_kept_or_all,
-    keep=growing,
+    keeps_best("fedselect", "Tamirisa et al., CVPR 2024", by_gradients, ""),
     in_words=(
         "the full model when the client has to choose; else the neurons it kept",
         "p = .25 of every layer, growing to .5 with the rounds, by the l2 norm of "
@@ -67,4 +69,6 @@ fedselect = replace(
         "its sub-model",
         "its own sub-model",
     ),
+    offer=what_it_kept_or_all,
+    keep=growing,
 )

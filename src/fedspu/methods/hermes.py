@@ -6,12 +6,13 @@ to the capacity of each. The original prunes step by step when the validation ac
 allows, and averages only what sub-networks share; no code of its authors was found.
 """
 
-from fedspu.methods.method import Score
-from fedspu.methods.pruning import keeps_best
+from functools import partial
+
+from fedspu.methods.pruning import keeps_best, score_by
 
 hermes = keeps_best(
     "hermes",
     "Li et al., MobiCom 2021",
-    score=Score("weights", order=2),
+    score=partial(score_by, of="weights", order=2),
     in_words="the l2 norm of their weights",
 )

@@ -27,14 +27,15 @@ from dataclasses import replace
 from fractions import Fraction
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspu.methods.fjord import first_of, fjord, slice_of_global
-from fedspu.methods.method import Lesson, Offer, Own, Situation, local_epochs
-from fedspu.neurons.scores import incoming
+from fedspu.methods.fjord import first_neurons, fjord
+from fedspu.methods.method import Trained, Turn, Which
+from fedspu.neurons.average import average_by_clients
+from fedspu.neurons.blocks import state_of
+from fedspu.neurons.layers import kind_of
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
-from fedspu.training import cut
+from fedspu.training import LocalTraining, cut, train
 
 LABELS = "(labels)"
 """The group of the output rows, one for each label."""
@@ -83,33 +84,37 @@ def with_output_rows(
     return model, neurons
 
 
-def its_own_labels(now: Situation, offer: Offer | None, own: Own) -> Active:
+def its_own_labels(turn: Turn) -> Active:
     """What the client was sent, of the output only the rows of labels it has."""
-    active = dict(first_of(now).active)
+    active = dict(first_neurons(turn.now).active)
     if LABELS in active:
-        active[LABELS] = own.labels.unique().cpu()
+        active[LABELS] = turn.y.unique().cpu()
     return active
 
 
-def scaled_epochs(lesson: Lesson) -> float:
+def scaled_epochs(turn: Turn, local: LocalTraining) -> Trained:
     """Local epochs with scaled activations and a loss over the client's own labels."""
-    present = lesson.y.unique()
+    present, loss = local.y.unique(), local.loss
 
-    def masked_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    def masked_loss(
+        scores: Tensor, labels: Tensor, /, *, reduction: str = "mean"
+    ) -> Tensor:
         is_absent = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
         is_absent[present] = False
-        return F.cross_entropy(scores.masked_fill(is_absent, 0), labels)
+        return loss(scores.masked_fill(is_absent, 0), labels, reduction=reduction)
 
-    with _scaled(lesson):
-        return local_epochs(lesson, masked_loss)
+    with _scaled(turn.now.neurons, local):
+        value = train(local, masked_loss)
+    state = state_of(local.model)
+    return Trained(value, sent=state, own=state)
 
 
 @contextmanager
-def _scaled(lesson: Lesson) -> Iterator[None]:
+def _scaled(full: Neurons, local: LocalTraining) -> Iterator[None]:
     """Inside, hidden layers give more, by as much as they have fewer neurons."""
-    sizes = {group.name: group.size for group in lesson.now.neurons.groups}
+    sizes = {group.name: group.size for group in full.groups}
     parts: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for group in lesson.neurons.groups:
+    for group in local.neurons.groups:
         for axis in group.axes:
             place = (axis.tensor, axis.dim)
             parts.setdefault(place, []).append((group.size, sizes[group.name]))
@@ -118,10 +123,11 @@ def _scaled(lesson: Lesson) -> Iterator[None]:
         return lambda layer, inputs, output: output * factor
 
     hooks = []
-    for path, layer in lesson.model.named_modules():
+    for path, layer in local.model.named_modules():
         if isinstance(layer, SCALED):
             places = [
-                (f"{path}.{name}".lstrip("."), dim) for name, dim in incoming(layer)
+                (f"{path}.{name}".lstrip("."), dim)
+                for name, dim in kind_of(layer).incoming(layer)
             ]
             found = next((parts[place] for place in places if place in parts), [])
             kept, size = sum(k for k, _ in found), sum(n for _, n in found)
@@ -138,27 +144,33 @@ SCALED = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
 
 
 @torch.no_grad()
-def static_statistics(lesson: Lesson) -> None:
+def static_statistics(local: LocalTraining, which: Which) -> None:
     """Batch norms' statistics over the client's own training examples, in one pass."""
+    model = local.model
     norms = [
         layer
-        for layer in lesson.model.modules()
+        for layer in model.modules()
         if isinstance(layer, nn.modules.batchnorm._NormBase)
         and layer.running_mean is not None
     ]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
-    lesson.model.eval()
+    model.eval()
     for norm in norms:
         norm.train()
-    for count, batch in enumerate(cut(lesson.x, lesson.recipe.batch_size), start=1):
+    for count, batch in enumerate(cut(local.x, local.settings.batch_size), start=1):
         for norm in norms:
             norm.momentum = 1 / count  # the plain mean over all batches
-        lesson.model(batch)
+        model(batch)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
-    lesson.model.eval()
+    model.eval()
+
+
+def statistics_of_norms(neurons: Neurons) -> frozenset[str]:
+    """Running statistics stay where they are; each client computes its own."""
+    return neurons.statistics
 
 
 heterofl = replace(
@@ -166,17 +178,17 @@ heterofl = replace(
     name="heterofl",
     reference="Diao, Ding and Tarokh, ICLR 2021",
     reading="original",
-    keep=its_own_labels,
-    judge=slice_of_global,
-    train=scaled_epochs,
-    settle=static_statistics,
-    remodel=with_output_rows,
-    weighs_examples=False,
-    sends_statistics=False,
     in_words=(
         "the first neurons of every layer, a fraction p",
         "those neurons, and of the output the labels it has; activations scaled by 1/p",
         "nothing between rounds",
         "the first neurons of the global model, norm statistics from its own examples",
     ),
+    keep=its_own_labels,
+    train=scaled_epochs,
+    ready=static_statistics,
+    stays=statistics_of_norms,
+    combine=average_by_clients,
+    remodel=with_output_rows,
+    tasks=frozenset({"classification"}),
 )

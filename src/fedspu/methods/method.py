@@ -1,23 +1,32 @@
-"""What a federated method is: four answers, and the answers that several share."""
+"""What a federated method is: a record of its answers; and answers that several share.
+
+docs/write-a-method.md explains each answer on an example.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
-import numpy as np
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedspu.errors import SettingsError
+from fedspu.neurons.average import Accumulator, average_by_examples
+from fedspu.neurons.blocks import merge, state_of
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Neurons, Payload, State
-from fedspu.settings import MethodSettings
 from fedspu.streams import generator, stream_key
-from fedspu.training import Recipe, train
+from fedspu.tasks import Task
+from fedspu.training import LocalTraining, train
+
+Which = Literal["personal", "global"]
+"""The model a client would use now, or the server's."""
 
 
 @dataclass(frozen=True)
-class Situation:
-    """All that a method may know when it decides about one client's round."""
+class ClientRound:
+    """One client in one round: what both sides know about it."""
 
     neurons: Neurons
     seed: int
@@ -26,20 +35,20 @@ class Situation:
     client: int
     capacity: Fraction
     capacities: tuple[Fraction, ...]  # of all clients, each once, ascending
-    kept: Active | None  # what the client kept last, in methods that score neurons
-    options: MethodSettings
+    kept: Active | None = None  # what it returned last, in methods whose clients choose
+    server: Mapping[str, Tensor] = field(default_factory=dict)  # the method's memory
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The neurons a server sends; with the stream they were drawn from, if any."""
+    """The neurons a server sends; with the key of the stream they were drawn from."""
 
     active: Active
     key: bytes | None = None
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelState:
     """A model's values; of a slim model, ``active`` says which neurons it has."""
 
     state: State
@@ -47,64 +56,89 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Score:
-    """How a client finds out which neurons matter to it.
+class Memory:
+    """All that a client keeps between turns; it never leaves the client.
 
-    By an epoch of training, whose result is thrown away; then by the l1 or l2 norm
-    (``order``) of each neuron's weights, or of the gradient summed over the epoch.
+    ``losses`` are the last blended ones, for early stopping; ``extra`` is whatever else
+    the method keeps.
     """
 
-    of: str  # weights or gradients
-    order: int
+    own: ModelState | None = None
+    losses: tuple[float, ...] = ()
+    extra: State = field(default_factory=dict)
+
+
+class Prepare(Protocol):
+    """Makes a model ready for local epochs in a random stream of its own."""
+
+    def __call__(
+        self, model: ModelState, purpose: str, active: Active | None = None
+    ) -> LocalTraining:
+        """The model on the workbench, with all that local epochs need."""
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A model, and all that local epochs need."""
+class Turn:
+    """A client's turn, before it trains: what came, what it has, what it can do.
 
-    model: nn.Module
-    neurons: Neurons  # the model's own table, slim if it is slim
-    active: Active
+    ``own`` is its model at full size: w0 until it has one, and where a slim one has
+    nothing. ``prepare`` puts a model on the workbench, ready to train all of its
+    neurons, or those that are ``active``; it replaces the one of the same size there.
+    """
+
+    now: ClientRound
+    offer: Offer | None
+    where: Blocks
+    payload: Payload
+    own: State
+    memory: Memory
     x: Tensor
     y: Tensor
-    recipe: Recipe
-    rng: np.random.Generator
-    now: Situation
+    task: Task
+    prepare: Prepare
+
+    @cached_property
+    def merged(self) -> State:
+        """The client's own model with what came merged in: where training begins."""
+        return merge(self.own, self.where, self.payload)
 
 
 @dataclass(frozen=True)
-class Own:
-    """What a client alone knows when it decides which neurons to train.
+class Trained:
+    """What came of a turn.
 
-    ``scores`` scores its neurons, by group; it takes an epoch of training when called.
+    ``loss`` is reported, and blended for early stopping. ``sent`` is the model whose
+    trained entries go back, ``own`` the one the client keeps, if the method keeps any.
+    ``extra`` is kept too.
     """
 
-    labels: Tensor  # of its training examples
-    scores: Callable[[], Mapping[str, Tensor]]
+    loss: float
+    sent: State
+    own: State
+    extra: State = field(default_factory=dict)
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Start = Callable[[State, Blocks, Payload], State]
-Keep = Callable[[Situation, Offer | None, Own], Active]
-Judge = Callable[[Situation, State, Held], Held]
 Remodel = Callable[
     [nn.Module, Neurons, tuple[Fraction, ...], Tensor], tuple[nn.Module, Neurons]
 ]
 """From a model, its table, all capacities and two examples."""
 
 
-def local_epochs(lesson: Lesson, loss_of: Loss = F.cross_entropy) -> float:
-    """The usual local epochs; their mean loss."""
-    return train(
-        lesson.model,
-        lesson.neurons,
-        lesson.active,
-        lesson.x,
-        lesson.y,
-        lesson.recipe,
-        lesson.rng,
-        loss_of,
-    )
+def nothing_stays(neurons: Neurons) -> frozenset[str]:
+    """Every tensor of the table travels."""
+    return frozenset()
+
+
+def what_was_offered(turn: Turn) -> Active:
+    """The client trains what it was sent; everything if it was sent nothing."""
+    return turn.offer.active if turn.offer else turn.now.neurons.everything()
+
+
+def local_epochs(turn: Turn, local: LocalTraining) -> Trained:
+    """The usual local epochs; what is trained is sent, and kept."""
+    loss = train(local)
+    state = state_of(local.model)
+    return Trained(loss, sent=state, own=state)
 
 
 @dataclass(frozen=True)
@@ -112,97 +146,89 @@ class Method:
     """A federated method.
 
     ``offer``: the neurons the server sends to a client; None if nothing is exchanged.
-    ``start``: the state training begins from, given the client's own, and what came.
     ``keep``: the neurons the client trains, and returns if anything is exchanged. They
     are what was offered, or some of everything.
-    ``judge``: the model a client would use now, given the global state and its own.
-    ``keeps_own``: whether a client keeps a model between rounds, w0 at first.
-
-    The rest is for the few that need it. ``is_slim``: a client's model has the neurons
-    it keeps, and no others. ``score``: how ``keep`` gets its scores; the server then
-    remembers which neurons each client kept. ``train``: in place of the usual local
-    epochs. ``settle``: what a model lacks before anybody can judge it. ``adapt``: what
-    a client does to a model to make it its own, before it uses it. ``remodel``: another
-    model in place of the user's, with its table. ``weighs_examples``: whether clients
-    weigh as many as their examples in the average, or all the same.
-    ``sends_statistics``: whether statistics of normalisation layers travel.
-    ``options``: settings of its own.
+    ``train``: what a client does with its own model, into which what came is merged;
+    see ``Trained``.
+    ``judged_by``: the model a client would use: its ``own``, which it then keeps from
+    turn to turn, w0 at first; the ``slice`` of the global model that it would be
+    offered; or the ``global`` model.
+    ``is_slim``: a client's model has the neurons it keeps, and no others.
+    ``is_choice``: clients choose what they keep, and the server remembers it.
+    ``ready``: what is done to a model before it is used or judged.
+    ``stays``: tensors of the table that never travel.
+    ``combine``: how the server makes one state of many updates.
+    ``server``: the method's own memory on the server after a round, from the one before
+    and the replies, by client.
+    ``remodel``: another model in place of the user's, with its table.
+    ``tasks``: names of the tasks it can learn; None for all.
     """
 
     name: str
     reference: str
-    offer: Callable[[Situation], Offer | None]
-    start: Start
-    keep: Keep
-    judge: Judge
-    keeps_own: bool
     in_words: tuple[str, str, str, str]  # sends, trains, keeps, is judged by
+    judged_by: Literal["own", "slice", "global"]
+    offer: Callable[[ClientRound], Offer] | None
+    keep: Callable[[Turn], Active] = what_was_offered
+    train: Callable[[Turn, LocalTraining], Trained] = local_epochs
     reading: str = "paper"
     is_slim: bool = False
-    score: Score | None = None
-    train: Callable[[Lesson], float] = local_epochs
-    settle: Callable[[Lesson], None] | None = None
-    adapt: Callable[[Lesson], None] | None = None
+    is_choice: bool = False
+    ready: Callable[[LocalTraining, Which], None] | None = None
+    stays: Callable[[Neurons], frozenset[str]] = nothing_stays
+    combine: Callable[[State], Accumulator] = average_by_examples
+    server: Callable[[State, Mapping[int, Any]], State] | None = None
     remodel: Remodel | None = None
-    weighs_examples: bool = True
-    sends_statistics: bool = True
-    options: frozenset[str] = frozenset()
+    tasks: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a record that lacks an answer."""
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            must_be_callable = entry.name in MUST_ANSWER or (
+                entry.name in MAY_ANSWER and value is not None
+            )
+            if must_be_callable and not callable(value):
+                raise SettingsError(
+                    f"method {self.name!r}: its {entry.name} is {value!r}; expected a "
+                    "function; docs/write-a-method.md says which"
+                )
+        if self.judged_by not in JUDGED_BY:
+            raise SettingsError(
+                f"method {self.name!r}: judged_by = {self.judged_by!r}; expected one "
+                f"of {', '.join(JUDGED_BY)}"
+            )
+        if self.judged_by != "own" and self.offer is None:
+            raise SettingsError(
+                f"method {self.name!r}: nothing is exchanged (offer = None), so a "
+                "client can only be judged by its own model: judged_by = 'own'"
+            )
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether a client keeps a model of its own between turns."""
+        return self.judged_by == "own"
 
     @property
     def exchanges(self) -> bool:
         """Whether anything crosses between server and clients."""
-        return self.offer is not nothing
+        return self.offer is not None
 
-    def adapts(self, options: MethodSettings) -> bool:
-        """Whether a client does anything to a model before it uses it."""
-        is_off = "finetune" in self.options and not options.finetune
-        return self.adapt is not None and not is_off
 
-    @property
-    def judges_own(self) -> bool:
-        """Whether clients are judged by models of their own."""
-        return self.judge is own_model
+JUDGED_BY = ("own", "slice", "global")
+MUST_ANSWER = ("keep", "train", "stays", "combine")
+MAY_ANSWER = ("offer", "ready", "server", "remodel")
 
 
 # What the server sends ----------------------------------------------------------------
 
 
-def random_neurons(now: Situation) -> Offer:
+def random_neurons(now: ClientRound) -> Offer:
     """A random fraction of every group, new each round (paper, step 1)."""
     key = stream_key(now.seed, "neurons", now.round, now.client)
     return Offer(choose_random(now.neurons, now.capacity, generator(key)), key)
 
 
-def all_neurons(now: Situation) -> Offer:
+def all_neurons(now: ClientRound) -> Offer:
     """The whole model, whatever the client's capacity."""
     return Offer(now.neurons.everything())
-
-
-def nothing(now: Situation) -> None:
-    """No exchange at all."""
-
-
-# What the client begins from, and trains ----------------------------------------------
-
-
-def own_state(own: State, where: Blocks, payload: Payload) -> State:
-    """Training goes on from the client's own model."""
-    return own
-
-
-def what_was_offered(now: Situation, offer: Offer | None, own: Own) -> Active:
-    """The client trains what it was sent."""
-    return offer.active if offer else now.neurons.everything()
-
-
-# What is judged -----------------------------------------------------------------------
-
-
-def own_model(now: Situation, global_state: State, own: Held) -> Held:
-    """The client's own model."""
-    return own
-
-
-def global_model(now: Situation, global_state: State, own: Held) -> Held:
-    """The server's model, the same for all clients."""
-    return Held(global_state)

@@ -9,12 +9,13 @@ Assumed: the gradient of a weight is summed over the batches of the scoring epoc
 the original accumulates it, and the norm is taken of the sums.
 """
 
-from fedspu.methods.method import Score
-from fedspu.methods.pruning import keeps_best
+from functools import partial
+
+from fedspu.methods.pruning import keeps_best, score_by
 
 prunefl = keeps_best(
     "prunefl",
     "Jiang et al., TNNLS 2022",
-    score=Score("gradients", order=2),
+    score=partial(score_by, of="gradients", order=2),
     in_words="the l2 norm of their gradient",
 )

@@ -4,12 +4,11 @@ One of the anchors that every comparison needs. The model is the first neurons o
 many as the weakest client has capacity for.
 """
 
-from dataclasses import replace
 from fractions import Fraction
 
 from torch import Tensor, nn
 
-from fedspu.methods.fedavg import fedavg
+from fedspu.methods.method import Method, all_neurons
 from fedspu.neurons.choose import choose_ordered
 from fedspu.neurons.slim import slim_model, slim_neurons, slimmable
 from fedspu.neurons.table import Neurons
@@ -26,17 +25,16 @@ def smallest(
     return slim_model(model, neurons, active), slim_neurons(neurons, active)
 
 
-small = replace(
-    fedavg,
+small = Method(
     name="small",
     reference="federated averaging of a smaller model",
-    adapt=None,
-    remodel=smallest,
-    options=frozenset(),
     in_words=(
         "a small model: the first neurons, at the lowest capacity of all",
         "the small model",
         "nothing between rounds",
         "the global model, which is small",
     ),
+    judged_by="global",
+    offer=all_neurons,
+    remodel=smallest,
 )

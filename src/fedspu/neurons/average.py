@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,28 +21,68 @@ class Update:
     num_examples: int
 
 
-def average(state: Mapping[str, Tensor], updates: Iterable[Update]) -> State:
-    """Average each entry over the clients that trained it, by their examples.
+class Accumulator(Protocol):
+    """Makes one state of many updates, which come one by one, in client order."""
+
+    def add(self, update: Update) -> None:
+        """Add what one client trained."""
+
+    def result(self) -> State:
+        """The next state; an entry that nobody trained keeps its value."""
+
+
+class Average:
+    """The mean of each entry over the clients that trained it.
 
     An entry that no client trained keeps its value in ``state``. Computed as
     ``state + sum n_i (payload_i - state) / sum n_i`` in float64, in the order given, so
-    payloads equal to ``state`` give ``state`` back bit for bit. Updates are let go of
-    one by one: a thousand of them take the room of one.
+    payloads equal to ``state`` give ``state`` back bit for bit. Nothing of an update is
+    held once it is added: a thousand of them take the room of one.
     """
-    averaged = {name: tensor.clone() for name, tensor in state.items()}
-    # All tensors of one kind in a row: an update is then a few operations, not a few
-    # for each tensor.
-    rows = _Row.by_kind(state)
-    for update in updates:
+
+    def __init__(self, state: Mapping[str, Tensor], by_examples: bool = True) -> None:
+        self.state, self.by_examples = state, by_examples
+        # All tensors of one kind in a row: an update is then a few operations, not a
+        # few for each tensor.
+        self._rows = _Row.by_kind(state)
+
+    def add(self, update: Update) -> None:
+        """Add what one client trained."""
         if update.num_examples < 1:
             raise ModelError(
                 f"an update trained on {update.num_examples} examples has no weight"
             )
-        for row in rows:
-            row.add(update)
-    for row in rows:
-        averaged.update(row.average())
-    return averaged
+        for row in self._rows:
+            row.add(update, update.num_examples if self.by_examples else 1)
+
+    def result(self) -> State:
+        """The mean of every entry, in tensors of their own."""
+        averaged = {name: tensor.clone() for name, tensor in self.state.items()}
+        for row in self._rows:
+            averaged.update(row.average())
+        return averaged
+
+
+def average_by_examples(state: State) -> Average:
+    """Clients weigh as many as their training examples."""
+    return Average(state)
+
+
+def average_by_clients(state: State) -> Average:
+    """All clients weigh the same."""
+    return Average(state, by_examples=False)
+
+
+def average(state: Mapping[str, Tensor], updates: Iterable[Update]) -> State:
+    """Average each entry over the clients that trained it, by their examples.
+
+    An entry that no client trained keeps its value in ``state``; unchanged payloads
+    give ``state`` back bit for bit.
+    """
+    mean = Average(state)
+    for update in updates:
+        mean.add(update)
+    return mean.result()
 
 
 class _Row:
@@ -64,8 +105,8 @@ class _Row:
             kinds.setdefault((tensor.dtype, tensor.device), {})[name] = tensor
         return [_Row(tensors) for tensors in kinds.values()]
 
-    def add(self, update: Update) -> None:
-        """Add what one client trained."""
+    def add(self, update: Update, weight: int) -> None:
+        """Add what one client trained, with this weight."""
         names = [name for name in update.where if name in self.tensors]
         if not names:
             return
@@ -77,7 +118,7 @@ class _Row:
         ).to(self.values.device)
         trained = torch.cat([update.payload[name].reshape(-1) for name in names])
         step = trained.double() - self.values.index_select(0, places).double()
-        count = torch.tensor(update.num_examples, dtype=torch.float64).to(step.device)
+        count = torch.tensor(weight, dtype=torch.float64).to(step.device)
         self.moved.index_add_(0, places, step.mul_(count))
         self.weight.index_add_(0, places, count.expand(len(places)))
 

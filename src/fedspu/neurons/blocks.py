@@ -52,7 +52,7 @@ def extract(state: Mapping[str, Tensor], blocks: Blocks) -> Payload:
 def merge(state: Mapping[str, Tensor], blocks: Blocks, payload: Payload) -> State:
     """A new state with ``payload`` in the blocks, all else bit for bit as before.
 
-    Shares no memory with ``state`` or ``payload`` (Algorithm 1, line 9).
+    LabelCounts no memory with ``state`` or ``payload`` (Algorithm 1, line 9).
     """
     merged = {name: tensor.clone() for name, tensor in state.items()}
     for name, where in blocks.items():

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedspu.neurons.blocks import named_tensors
 from fedspu.neurons.calls import undisturbed
-from fedspu.neurons.layers import NORMS
+from fedspu.neurons.layers import kind_of
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove, prove_slim
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
@@ -192,7 +192,7 @@ def _travelling(model: nn.Module) -> dict[str, Any]:
     norms = {
         id(tensor)
         for layer in model.modules()
-        if isinstance(layer, NORMS)
+        if kind_of(layer).is_norm
         for tensor in (*layer.parameters(False), *layer.buffers(False))
     }
     learnable, statistics, of_norms = {}, {}, set()

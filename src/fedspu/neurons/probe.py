@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedspu.errors import ModelError
 from fedspu.neurons.calls import all_tensors, as_double, call, flat_tensors
-from fedspu.neurons.layers import NORMS
+from fedspu.neurons.layers import kind_of
 
 
 class Probe:
@@ -118,9 +118,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
-    norms = {
-        id(b) for m in model.modules() if isinstance(m, NORMS) for b in m.buffers()
-    }
+    norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
     learnt = {id(parameter) for parameter in model.parameters()}
     with torch.no_grad():
         for name, tensor in all_tensors(model):

@@ -1,12 +1,11 @@
 """Score neurons by their incoming weights, for the methods that keep the best ones."""
 
-from collections.abc import Iterator, Mapping
-from functools import singledispatch
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from fedspu.neurons.layers import is_depthwise
+from fedspu.neurons.layers import kind_of
 from fedspu.neurons.table import Axis, NeuronGroup, Neurons
 
 
@@ -22,7 +21,7 @@ def score_neurons(
     made = {
         (f"{path}.{name}".lstrip("."), dim): path
         for path, layer in model.named_modules()
-        for name, dim in incoming(layer)
+        for name, dim in kind_of(layer).incoming(layer)
     }
     return {
         group.name: _score(
@@ -56,40 +55,3 @@ def _by_neuron(group: NeuronGroup, axis: Axis, powers: Tensor) -> Tensor:
     others = [dim for dim in range(powers.dim()) if dim != axis.dim]
     along = powers.sum(others) if others else powers
     return along[axis.positions(group.size).to(along.device)].sum(1)
-
-
-@singledispatch
-def incoming(layer: nn.Module) -> Iterator[tuple[str, int]]:
-    """The parameters that make a layer's outputs, each with the axis they lie along.
-
-    One function for each kind of layer that has weights of its own.
-    """
-    return iter(())
-
-
-@incoming.register
-def _(layer: nn.Linear) -> Iterator[tuple[str, int]]:
-    return iter([("weight", 0), ("bias", 0)])
-
-
-@incoming.register
-def _(layer: nn.Embedding) -> Iterator[tuple[str, int]]:
-    return iter([("weight", 1)])
-
-
-@incoming.register(nn.modules.conv._ConvNd)
-def _(layer: nn.modules.conv._ConvNd) -> Iterator[tuple[str, int]]:
-    rows = 1 if layer.transposed and not is_depthwise(layer) else 0
-    return iter([("weight", rows), ("bias", 0)])
-
-
-@incoming.register
-def _(layer: nn.MultiheadAttention) -> Iterator[tuple[str, int]]:
-    for name, parameter in layer.named_parameters(recurse=False):
-        yield name, parameter.dim() - 1 if name in ("bias_k", "bias_v") else 0
-
-
-@incoming.register
-def _(layer: nn.RNNBase) -> Iterator[tuple[str, int]]:
-    for name, _ in layer.named_parameters(recurse=False):
-        yield name, 0

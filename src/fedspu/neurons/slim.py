@@ -3,16 +3,14 @@
 import copy
 import warnings
 from dataclasses import replace
-from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedspu.errors import ModelError
-from fedspu.neurons.attention import SlimAttention
 from fedspu.neurons.blocks import extract
-from fedspu.neurons.layers import DEPTHWISE, is_depthwise
+from fedspu.neurons.layers import Cut, kind_of
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons, State
 
 
@@ -30,30 +28,14 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
             stacklevel=2,
         )
     slim = copy.deepcopy(model)
-    for layer in slim.modules():
-        if isinstance(layer, nn.modules.conv._ConvNd):
-            vars(layer)[DEPTHWISE] = is_depthwise(layer)
     owners = _owners(slim)
-    heads = {
-        layer: _kept_heads(layer, path, neurons, kept)
-        for path, layer in slim.named_modules()
-        if isinstance(layer, nn.MultiheadAttention)
-    }
-    sizes = {layer: [tensor.shape for tensor in layer.parameters()] for layer in heads}
-    names = [*slim.named_parameters(), *slim.named_buffers()]
-    for name, tensor in names:
+    for name, tensor in [*slim.named_parameters(), *slim.named_buffers()]:
         smaller = _slice(name, tensor, neurons, kept)
         if smaller is not None:
             for table, key in owners[id(tensor)]:
                 table[key] = smaller
-    for layer in slim.modules():
-        resize(layer)
-    for layer, kept_heads in heads.items():
-        if sizes[layer] != [tensor.shape for tensor in layer.parameters()]:
-            SlimAttention.shrink(layer, kept_heads)
-    for layer in slim.modules():
-        if isinstance(layer, nn.TransformerEncoder):
-            layer.use_nested_tensor = False  # its kernels would look past the class
+    for path, layer in slim.named_modules():
+        kind_of(layer).resize(layer, Cut(path, neurons, kept))
     return slim
 
 
@@ -141,92 +123,3 @@ def _slice(name: str, tensor: Tensor, neurons: Neurons, kept: Active) -> Tensor 
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(smaller, requires_grad=tensor.requires_grad)
     return smaller
-
-
-def _kept_heads(
-    layer: nn.MultiheadAttention, path: str, neurons: Neurons, kept: Active
-) -> Tensor:
-    """The heads of an attention layer that are left."""
-    name = f"{path}.out_proj.weight".lstrip(".")
-    for group, _ in neurons.positions(name, 1):
-        if len(kept[group.name]) < group.size:
-            if group.size != layer.num_heads:
-                raise ModelError(f"{group.name}: its neurons are not whole heads")
-            return kept[group.name]
-    return torch.arange(layer.num_heads)
-
-
-# Sizes that layers keep beside their tensors ------------------------------------------
-
-
-@singledispatch
-def resize(layer: Any) -> None:
-    """Make the sizes that a sliced layer keeps agree with its tensors.
-
-    One function for each kind of layer that keeps any.
-    """
-
-
-@resize.register
-def _(layer: nn.Linear) -> None:
-    layer.out_features, layer.in_features = layer.weight.shape
-
-
-@resize.register
-def _(layer: nn.Embedding) -> None:
-    layer.num_embeddings, layer.embedding_dim = layer.weight.shape
-
-
-@resize.register(nn.modules.conv._ConvNd)
-def _(layer: nn.modules.conv._ConvNd) -> None:
-    rows, per_group = layer.weight.shape[:2]
-    if is_depthwise(layer):
-        multiple = layer.out_channels // layer.in_channels
-        layer.groups = rows if layer.transposed else rows // multiple
-        layer.in_channels = layer.groups
-        layer.out_channels = layer.groups * multiple
-    elif layer.transposed:
-        layer.in_channels, layer.out_channels = rows, per_group * layer.groups
-    else:
-        layer.in_channels, layer.out_channels = per_group * layer.groups, rows
-
-
-@resize.register(nn.modules.batchnorm._NormBase)
-def _(layer: nn.modules.batchnorm._NormBase) -> None:
-    tensor = layer.weight if layer.weight is not None else layer.running_mean
-    if tensor is not None:
-        layer.num_features = len(tensor)
-    else:  # nothing in it knows its width, but it would warn of another one
-        layer.register_forward_pre_hook(_follow_width)
-
-
-def _follow_width(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-    dims = {"1d": 1, "2d": 2, "3d": 3}[type(layer).__name__[-2:]]
-    vars(layer)["num_features"] = args[0].shape[-dims - 1]
-
-
-@resize.register
-def _(layer: nn.GroupNorm) -> None:
-    if layer.weight is not None:
-        layer.num_channels = len(layer.weight)
-
-
-@resize.register(nn.LayerNorm)
-@resize.register(nn.RMSNorm)
-def _(layer: Any) -> None:
-    if layer.weight is not None:
-        layer.normalized_shape = tuple(layer.weight.shape)
-
-
-@resize.register
-def _(layer: nn.PReLU) -> None:
-    layer.num_parameters = len(layer.weight)
-
-
-@resize.register
-def _(layer: nn.RNNBase) -> None:
-    if layer.proj_size:
-        return
-    first, hidden = layer.all_weights[0][:2]
-    layer.input_size, layer.hidden_size = first.shape[1], hidden.shape[1]
-    layer._init_flat_weights()

@@ -19,7 +19,7 @@ from torch_pruning.ops import OPTYPE
 
 from fedspu.errors import ModelError
 from fedspu.neurons.calls import all_tensors, call, flat_tensors
-from fedspu.neurons.layers import NORMS, Ports, ports, stand_in
+from fedspu.neurons.layers import Ports, kind_of
 from fedspu.neurons.probe import Probe
 
 Places = dict[tuple[str, int], list[int]]
@@ -104,7 +104,7 @@ def _trace_once(probe: Probe, with_buffers: bool) -> Traced:
     known: dict[nn.Module, Ports] = {}
     opaque = []
     for layer in list(model.modules()):
-        if inside := stand_in(layer):
+        if inside := kind_of(layer).stand_in(layer):
             known.update(inside)
             opaque.append(layer)
 
@@ -129,9 +129,7 @@ def _trace_once(probe: Probe, with_buffers: bool) -> Traced:
 
 def _constants(model: nn.Module) -> list[Tensor]:
     """Buffers that are read like parameters: a positional encoding, a scale."""
-    norms = {
-        id(b) for m in model.modules() if isinstance(m, NORMS) for b in m.buffers()
-    }
+    norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
     return [
         buffer
         for buffer in model.buffers()
@@ -188,7 +186,7 @@ class _Walk:
         return self._collect()
 
     def _ports(self, module: Any) -> Ports | None:
-        return self.known.get(module) or ports(module)
+        return self.known.get(module) or kind_of(module).ports(module)
 
     def _key(self, place: tuple[Tensor, int, int]) -> Key:
         tensor, dim, position = place

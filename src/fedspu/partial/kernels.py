@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedspu.partial.notes import recipe_of
+from fedspu.partial.notes import remake_of
 from fedspu.partial.spans import Span, num_in, take_span, take_spans
 
 _SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")
@@ -57,10 +57,10 @@ def read_by_part(
     then a copy would only be more.
     """
     dim %= x.dim()
-    recipe = recipe_of(x)
-    if recipe is not None and recipe.gives(inputs, dim):
-        span = inputs if recipe.has is None else None
-        return recipe.tensors, partial(recipe.make, span, dim)
+    remake = remake_of(x)
+    if remake is not None and remake.gives(inputs, dim):
+        span = inputs if remake.has is None else None
+        return remake.tensors, partial(remake.make, span, dim)
     if inputs is None:
         return (x,), _as_it_is
     name = x.grad_fn.name() if x.grad_fn is not None else ""

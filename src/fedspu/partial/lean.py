@@ -22,11 +22,11 @@ from fedspu.partial.interception import replaced_forward
 from fedspu.partial.kernels import fill
 from fedspu.partial.norms import LayerNormPart, NormPart, make_layer_normed
 from fedspu.partial.notes import (
-    Recipe,
+    Remake,
     need_of,
     note,
     pack,
-    recipe_of,
+    remake_of,
     transposed,
     unpack,
 )
@@ -100,12 +100,12 @@ def _relu6(func: Any, given: Arguments) -> Any:
 def _clamped(x: Tensor, low: float, high: float, is_in_place: bool) -> Any:
     if not x.requires_grad or (is_in_place and x.is_leaf):
         return NotImplemented
-    need, recipe = need_of(x), recipe_of(x)
+    need, remake = need_of(x), remake_of(x)
     y: Tensor = _Clamp.apply(x, low, high, need, is_in_place)  # type: ignore[no-untyped-call]  # torch has no hints here
-    if recipe is not None:
-        make = partial(_make_clamped, recipe.make, low, high)
-        recipe = Recipe(recipe.tensors, make, recipe.dim, recipe.has)
-    return note(y, recipe, need)
+    if remake is not None:
+        make = partial(_make_clamped, remake.make, low, high)
+        remake = Remake(remake.tensors, make, remake.dim, remake.has)
+    return note(y, remake, need)
 
 
 def _make_clamped(
@@ -238,8 +238,8 @@ def _batch_norm(func: Any, given: Arguments) -> Any:
     done = batch_normed(given)
     if done is None:
         return NotImplemented
-    y, recipe = done
-    return note(y, recipe, need_of(y))
+    y, remake = done
+    return note(y, remake, need_of(y))
 
 
 def _layer_norm(func: Any, given: Arguments) -> Any:
@@ -254,7 +254,7 @@ def _layer_norm(func: Any, given: Arguments) -> Any:
         x, weight.leaf, bias.leaf, weight.full, bias.full, eps, part
     )
     kept = (x.detach(), mean, deviation, weight.full, bias.full)
-    return note(y, Recipe(kept, make_layer_normed, dim=x.dim() - 1))
+    return note(y, Remake(kept, make_layer_normed, dim=x.dim() - 1))
 
 
 def _smooth(func: Any, given: Arguments) -> Any:
@@ -264,7 +264,7 @@ def _smooth(func: Any, given: Arguments) -> Any:
     y: Tensor = func(**given)
     rest = {key: value for key, value in given.items() if key != "input"}
     make = partial(_make_smooth, func, rest)
-    return note(y, Recipe((given["input"].detach(),), make, dim=None))
+    return note(y, Remake((given["input"].detach(),), make, dim=None))
 
 
 def _make_smooth(func: Any, rest: Arguments, span: Span, dim: int, x: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ def _transpose(func: Any, given: Arguments) -> Any:
 
 def _weighted(func: Any, given: Arguments) -> Any:
     """A weighted layer, partial or whole, whose input can be made again."""
-    if recipe_of(given["input"]) is None:
+    if remake_of(given["input"]) is None:
         return NotImplemented
     return OPERATIONS[func][1](func, given)
 

@@ -16,7 +16,7 @@ from fedspu.partial.spans import Span, is_same
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Remake:
     """How to make an activation again from tensors that are kept anyway.
 
     ``make(span, dim, *tensors)`` gives its channels of a span along ``dim``. The
@@ -37,21 +37,21 @@ class Recipe:
 @dataclass(frozen=True)
 class _Note:
     version: int
-    recipe: Recipe | None
+    remake: Remake | None
     need: Span
 
 
-def note(x: Tensor, recipe: Recipe | None = None, need: Span = None) -> Tensor:
+def note(x: Tensor, remake: Remake | None = None, need: Span = None) -> Tensor:
     """Remember how ``x`` was made, and which channels of its gradient anybody reads."""
-    if (recipe is not None or need is not None) and not x.is_inference():
-        x._fedspu_note = _Note(x._version, recipe, need)  # type: ignore[attr-defined]
+    if (remake is not None or need is not None) and not x.is_inference():
+        x._fedspu_note = _Note(x._version, remake, need)  # type: ignore[attr-defined]
     return x
 
 
-def recipe_of(x: Tensor) -> Recipe | None:
+def remake_of(x: Tensor) -> Remake | None:
     """How to make ``x`` again, if that is known."""
     noted = _note_of(x)
-    return noted.recipe if noted else None
+    return noted.remake if noted else None
 
 
 def need_of(x: Tensor) -> Span:
@@ -71,14 +71,14 @@ def _is_looked_at(x: Tensor) -> bool:
 
 def transposed(x: Tensor, first: int, second: int) -> Tensor:
     """``x.transpose``, which can be made again if ``x`` can."""
-    y, recipe = x.transpose(first, second), recipe_of(x)
+    y, remake = x.transpose(first, second), remake_of(x)
     order = list(range(x.dim()))
     order[first], order[second] = order[second], order[first]
-    if recipe is None or recipe.dim is None:
+    if remake is None or remake.dim is None:
         return y
-    make = partial(_make_transposed, recipe.make, order)
-    dim = order.index(recipe.dim)
-    return note(y, Recipe(recipe.tensors, make, dim, recipe.has))
+    make = partial(_make_transposed, remake.make, order)
+    dim = order.index(remake.dim)
+    return note(y, Remake(remake.tensors, make, dim, remake.has))
 
 
 def _make_transposed(

@@ -20,7 +20,7 @@ from fedspu.partial.kernels import (
     fill,
 )
 from fedspu.partial.norms import BatchNormPart, NormPart, make_batch_normed
-from fedspu.partial.notes import Recipe, need_of, note, transposed
+from fedspu.partial.notes import Remake, need_of, note, transposed
 from fedspu.partial.spans import (
     Span,
     Spans,
@@ -36,7 +36,7 @@ from fedspu.partial.weight import (
     How,
     PartialWeight,
     Piece,
-    plain,
+    with_full_weights,
 )
 
 
@@ -104,7 +104,7 @@ def batch_norm(func: Any, given: Arguments) -> Any:
     return NotImplemented if done is None else done[0]
 
 
-def batch_normed(given: Arguments) -> tuple[Tensor, Recipe] | None:
+def batch_normed(given: Arguments) -> tuple[Tensor, Remake] | None:
     """What a batch norm in training gives, and how to make it again.
 
     None if it is one that is left to PyTorch: in eval, in another precision.
@@ -147,8 +147,8 @@ def batch_normed(given: Arguments) -> tuple[Tensor, Recipe] | None:
     )
     values: Any = (mean, deviation, weight.full, bias.full)
     kept = (kept, *(take_span(value, 0, need) for value in values))
-    recipe = Recipe(kept, make_batch_normed, dim=1, has=need)
-    return note(y, need=need), recipe
+    remake = Remake(kept, make_batch_normed, dim=1, has=need)
+    return note(y, need=need), remake
 
 
 def _embedding(func: Any, given: Arguments) -> Any:
@@ -191,8 +191,8 @@ def _attention(func: Any, given: Arguments) -> Any:
         _projected(given, inputs, is_self),
         lambda x: _any_linear(x, given["out_proj_weight"], given["out_proj_bias"]),
         given["num_heads"],
-        bias_k=plain(given["bias_k"]),
-        bias_v=plain(given["bias_v"]),
+        bias_k=with_full_weights(given["bias_k"]),
+        bias_v=with_full_weights(given["bias_v"]),
         add_zero_attn=given["add_zero_attn"],
         dropout=dropout,
         key_padding_mask=given.get("key_padding_mask"),
@@ -212,14 +212,14 @@ def _projected(
     packed, bias = given["in_proj_weight"], given["in_proj_bias"]
     if given.get("use_separate_proj_weight"):
         weights = [given[f"{name}_proj_weight"] for name in "qkv"]
-        biases = [None] * 3 if bias is None else list(plain(bias).chunk(3))
+        biases = [None] * 3 if bias is None else list(with_full_weights(bias).chunk(3))
     elif is_self:
         q, k, v = _any_linear(inputs[0], packed, bias).chunk(3, -1)
         return q, k, v
     else:  # parts of one weight: the full gradient is computed, and cut down
-        weights, biases = plain(packed).chunk(3), [None] * 3
+        weights, biases = with_full_weights(packed).chunk(3), [None] * 3
         if bias is not None:
-            biases = list(plain(bias).chunk(3))
+            biases = list(with_full_weights(bias).chunk(3))
         if Piece(packed).how.is_truncated:
             inputs = [_cut(x, -1, packed.spans[1]) for x in inputs]
     q, k, v = map(_any_linear, inputs, weights, biases)
@@ -230,12 +230,12 @@ def _any_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear operation by our kernel where its weight is partial."""
     out = linear(F.linear, {"input": x, "weight": weight, "bias": bias})
     if out is NotImplemented:
-        return F.linear(x, plain(weight), plain(bias))
+        return F.linear(x, with_full_weights(weight), with_full_weights(bias))
     kernel: Tensor = out
     return kernel
 
 
-SMALLEST = 2_000_000
+MIN_PRODUCTS = 2_000_000
 """Multiplications of a forward pass from which on a kernel of ours is quicker."""
 
 
@@ -244,7 +244,7 @@ def _is_small(weight: Piece, x: Tensor, dim: int) -> bool:
     if weight.how.is_truncated:
         return False  # only the kernels cut
     assert weight.full is not None
-    return x.numel() // x.shape[dim] * weight.full.numel() < SMALLEST
+    return x.numel() // x.shape[dim] * weight.full.numel() < MIN_PRODUCTS
 
 
 def _mark(*weights: Tensor | None) -> None:

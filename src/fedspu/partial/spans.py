@@ -123,22 +123,6 @@ def take_span(tensor: Tensor, dim: int, span: Span) -> Tensor:
     return tensor.index_select(dim, span.to(tensor.device))
 
 
-def rest_of(span: Tensor, size: int) -> Tensor:
-    """The positions of an axis that are not in a span."""
-    is_rest = torch.ones(size, dtype=torch.bool)
-    is_rest[span] = False
-    return is_rest.nonzero().flatten()
-
-
-def take_rest(tensor: Tensor, dim: int, span: Span) -> Tensor:
-    """The frozen part along one axis: what ``take_span`` leaves."""
-    assert span is not None
-    size = tensor.shape[dim]
-    if isinstance(span, int):
-        return tensor.narrow(dim, span, size - span)
-    return tensor.index_select(dim, rest_of(span, size).to(tensor.device))
-
-
 def take_spans(tensor: Tensor, spans: Spans) -> Tensor:
     """The active block: a view where every axis leads, else a copy."""
     for dim, span in enumerate(spans):

@@ -126,7 +126,7 @@ class PartialWeight(Tensor):
                 out = run(func, dict(zip(names, args, strict=False)) | kwargs)
                 if out is not NotImplemented:
                     return out
-            return func(*plain(args), **plain(kwargs))
+            return func(*with_full_weights(args), **with_full_weights(kwargs))
 
 
 def refuse_to_compile() -> NoReturn:
@@ -209,12 +209,12 @@ class Piece:
         return self.spans[0] if self.spans else None
 
 
-def plain(value: Any) -> Any:
+def with_full_weights(value: Any) -> Any:
     """The same nested value with full weights in the place of partial ones."""
     if isinstance(value, PartialWeight):
         return value.value()
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: with_full_weights(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(plain(item) for item in value)
+        return type(value)(with_full_weights(item) for item in value)
     return value

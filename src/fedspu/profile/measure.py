@@ -20,7 +20,7 @@ from fedspu.neurons.table import Active, Neurons
 from fedspu.partial.context import partial_training, paths
 from fedspu.partial.weight import Mode, Saves
 from fedspu.profile.flops import flop_limits
-from fedspu.profile.memory import Held, Loss, held_bytes
+from fedspu.profile.memory import Loss, StepBytes, step_bytes
 from fedspu.profile.paper import paper_bytes
 from fedspu.streams import stream
 
@@ -34,7 +34,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepSetting:
     """How much of a model trains, and how."""
 
     p: float
@@ -56,7 +56,7 @@ class Costs:
     """
 
     seconds: float
-    held: Held
+    held: StepBytes
     flop_limit: float | None
     paper_bytes: int
 
@@ -68,7 +68,7 @@ class Row(Costs):
     ``paths`` says how the gradient of each parameter was computed.
     """
 
-    setting: Setting
+    setting: StepSetting
     paths: dict[str, str]
 
 
@@ -88,7 +88,7 @@ class Choice:
     is None where time was not asked for.
     """
 
-    setting: Setting
+    setting: StepSetting
     fits: bool
     peak: int
     seconds: float | None
@@ -134,26 +134,26 @@ def profile(
     """
     ways = [(mode, save) for mode in modes for save in saves]
     listed = sorted(set(shares))
-    settings = [Setting(p, *way) for way in ways for p in listed]
+    settings = [StepSetting(p, *way) for way in ways for p in listed]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError("the model has no learnable parameter")
     with undisturbed():
         torch.set_num_threads(threads)
-        subject = Subject(model, neurons, x, y, loss)
+        stepper = Stepper(model, neurons, x, y, loss)
         clock = time.process_time if threads == 1 else time.perf_counter
-        stopwatch = Stopwatch(subject, clock, repetitions, patience, watch)
+        stopwatch = Stopwatch(stepper, clock, repetitions, patience, watch)
         seconds = stopwatch.seconds([None, *settings])
         taken = stopwatch.taken
         watch("memory and arithmetic")
-        theory = {p: subject.theory(p) for p in {1.0, *listed}}
-        rows = {s: subject.row(s, seconds[s], theory[s.p]) for s in settings}
+        theory = {p: stepper.theory(p) for p in {1.0, *listed}}
+        rows = {s: stepper.row(s, seconds[s], theory[s.p]) for s in settings}
         choices = []
         for way in ways if budget is not None else ():
             watch(f"the largest p that fits: {' '.join(way)}")
-            known = {p: rows[Setting(p, *way)] for p in listed}
-            choices.append(_choice(subject, stopwatch, budget or Budget(), way, known))
+            known = {p: rows[StepSetting(p, *way)] for p in listed}
+            choices.append(_choice(stepper, stopwatch, budget or Budget(), way, known))
         return Profile(
-            dense=Costs(seconds[None], subject.held(None), *theory[1.0].of("exact")),
+            dense=Costs(seconds[None], stepper.held(None), *theory[1.0].of("exact")),
             rows=tuple(rows.values()),
             choices=tuple(choices),
             steps=stopwatch.steps,
@@ -174,7 +174,7 @@ class Theory:
         return self.flop_limits.get(mode), self.paper_bytes
 
 
-class Subject:
+class Stepper:
     """A copy of a model with a batch, to take steps on in any setting or in none."""
 
     def __init__(
@@ -184,7 +184,7 @@ class Subject:
         self.neurons, self.x, self.y, self.loss = neurons, x, y, loss
 
     @contextmanager
-    def training(self, setting: Setting | None) -> Iterator[list[Tensor]]:
+    def training(self, setting: StepSetting | None) -> Iterator[list[Tensor]]:
         """What trains; without a setting all of the model, as in plain PyTorch."""
         if setting is None:
             yield [p for p in self.model.parameters() if p.requires_grad]
@@ -208,15 +208,15 @@ class Subject:
         self.loss(call(self.model, self.x), self.y).backward()
         optimizer.step()
 
-    def held(self, setting: Setting | None) -> Held:
+    def held(self, setting: StepSetting | None) -> StepBytes:
         """The bytes of a step."""
         with self.training(setting) as trainable:
-            return held_bytes(self.model, trainable, self.x, self.y, self.loss)
+            return step_bytes(self.model, trainable, self.x, self.y, self.loss)
 
-    def row(self, setting: Setting, seconds: float, theory: Theory) -> Row:
+    def row(self, setting: StepSetting, seconds: float, theory: Theory) -> Row:
         """All that a step costs; its seconds and its theory are known already."""
         with self.training(setting) as trainable:
-            held = held_bytes(self.model, trainable, self.x, self.y, self.loss)
+            held = step_bytes(self.model, trainable, self.x, self.y, self.loss)
             taken = paths(self.model)
         return Row(seconds, held, *theory.of(setting.mode), setting, taken)
 
@@ -231,17 +231,17 @@ class Subject:
 
 
 class Stopwatch:
-    """Times steps of a subject: settings in turn, the median of the repetitions."""
+    """Times steps: settings in turn, the median of the repetitions."""
 
     def __init__(
         self,
-        subject: Subject,
+        stepper: Stepper,
         clock: Callable[[], float],
         repetitions: int,
         patience: float,
         watch: Callable[[str], None],
     ) -> None:
-        self.subject, self.clock, self.watch = subject, clock, watch
+        self.stepper, self.clock, self.watch = stepper, clock, watch
         self.repetitions, self.patience = repetitions, patience
         self.taken = 0
 
@@ -250,22 +250,22 @@ class Stopwatch:
         """How many steps make a turn: more of a quick model's."""
         return max(1, min(100, round(TURN / self.turn(None, 1))))
 
-    def turn(self, setting: Setting | None, steps: int) -> float:
+    def turn(self, setting: StepSetting | None, steps: int) -> float:
         """Seconds of a step, after one that is not counted."""
-        with self.subject.training(setting) as trainable:
+        with self.stepper.training(setting) as trainable:
             # A step of size zero costs the same, and values stay where they are.
             optimizer = torch.optim.SGD(trainable, lr=0.0)
-            self.subject.step(optimizer)
+            self.stepper.step(optimizer)
             start = self.clock()
             for _ in range(steps):
-                self.subject.step(optimizer)
+                self.stepper.step(optimizer)
             return (self.clock() - start) / steps
 
     def seconds(
-        self, settings: Iterable[Setting | None]
-    ) -> dict[Setting | None, float]:
+        self, settings: Iterable[StepSetting | None]
+    ) -> dict[StepSetting | None, float]:
         """The median seconds of a step in each setting."""
-        times: dict[Setting | None, list[float]] = {s: [] for s in settings}
+        times: dict[StepSetting | None, list[float]] = {s: [] for s in settings}
         start = time.monotonic()
         for i in range(1, self.repetitions + 1):
             self.watch(f"time: repetition {i} of {self.repetitions}")
@@ -324,7 +324,7 @@ def choose(
 
 
 def _choice(
-    subject: Subject,
+    stepper: Stepper,
     stopwatch: Stopwatch,
     budget: Budget,
     way: tuple[Mode, Saves],
@@ -335,14 +335,14 @@ def _choice(
     @cache
     def peak(p: float) -> int:
         row = known.get(p)
-        return row.held.peak if row else subject.held(Setting(p, *way)).peak
+        return row.held.peak if row else stepper.held(StepSetting(p, *way)).peak
 
     @cache
     def seconds(p: float) -> float:
-        setting = Setting(p, *way)
+        setting = StepSetting(p, *way)
         row = known.get(p)
         return row.seconds if row else stopwatch.seconds([setting])[setting]
 
     p, fits = choose(budget, list(known), peak, seconds)
     is_timed = budget.seconds is not None
-    return Choice(Setting(p, *way), fits, peak(p), seconds(p) if is_timed else None)
+    return Choice(StepSetting(p, *way), fits, peak(p), seconds(p) if is_timed else None)

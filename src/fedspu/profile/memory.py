@@ -20,7 +20,7 @@ Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Held:
+class StepBytes:
     """Bytes of one training step, each storage once; the batch is not counted.
 
     ``copies`` are leaves that are no part of the weights' own memory, ``saved`` is what
@@ -42,13 +42,13 @@ class Held:
         return kept + self.gradients + self.saved
 
 
-def held_bytes(
+def step_bytes(
     model: nn.Module,
     trainable: Iterable[Tensor],
     x: Any,
     y: Any,
     loss: Loss = F.cross_entropy,
-) -> Held:
+) -> StepBytes:
     """What a step of plain SGD on ``loss(model(x), y)`` holds, measured by taking it.
 
     The model's weights stay as they are; its running statistics move, as in training.
@@ -77,7 +77,7 @@ def held_bytes(
     gradients = copies.besides(t.grad for t in trainable if t.grad is not None)
     _clear(trainable)
     always = weights.num_bytes + buffers.num_bytes + copies.num_bytes
-    return Held(
+    return StepBytes(
         weights=weights.num_bytes,
         buffers=buffers.num_bytes,
         copies=copies.num_bytes,

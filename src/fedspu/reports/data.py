@@ -9,7 +9,8 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from fedspu.data import Dataset, Source
+from fedspu.data import Source
+from fedspu.data.dataset import Dataset
 from fedspu.data.files import compare
 from fedspu.units import size
 
@@ -22,13 +23,13 @@ def describe(dataset: Dataset, source: Source) -> dict[str, Any]:
     Bytes are counted from 0 to 1, before they are scaled.
     """
     mean, deviation = _moments(dataset.x)
-    counts = torch.bincount(dataset.y, minlength=dataset.num_classes).tolist()
-    names = dataset.classes or tuple(map(str, range(dataset.num_classes)))
+    counts = torch.bincount(dataset.y, minlength=dataset.num_outputs).tolist()
+    names = dataset.classes or tuple(map(str, range(dataset.num_outputs)))
     return {
         "name": dataset.name,
         "examples": len(dataset.y),
         "official_examples": source.num_examples,
-        "classes": dataset.num_classes,
+        "classes": dataset.num_outputs,
         "shape": list(dataset.x.shape[1:]),
         "kind": str(dataset.x.dtype).removeprefix("torch."),
         "mean": mean,

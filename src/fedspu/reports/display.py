@@ -13,8 +13,8 @@ from rich.progress import (
 )
 
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import RoundReport
-from fedspu.units import percent, size
+from fedspu.federation.rounds import Round
+from fedspu.units import size
 
 
 class Display:
@@ -50,20 +50,20 @@ class Display:
         if self._bar:
             self._bar.stop()
 
-    def watch(self, plan: Plan, report: RoundReport) -> None:
+    def watch(self, plan: Plan, played: Round) -> None:
         """Show one round."""
-        costs = [answer.cost for answer in report.answers.values()]
+        costs = [answer.cost for answer in played.answers.values()]
         self.exchanged += sum(cost.bytes_down + cost.bytes_up for cost in costs)
-        stopped = len(report.federation.stopped)
+        stopped = len(played.federation.stopped)
         going = plan.num_clients - stopped
-        accuracies = report.accuracies
+        scores, show = played.scores, plan.task.metric.show
         shown = (
-            f"personal {percent(accuracies.personal_mean)}",
-            f"global {percent(accuracies.global_)}",
+            f"personal {show(scores.personal_mean)}",
+            f"global {show(scores.global_)}",
             f"{going} on, {stopped} stopped",
             size(self.exchanged),
         )
-        t, rounds = report.federation.round, plan.settings.rounds
+        t, rounds = played.federation.round, plan.settings.rounds
         label = f"{self.label} round".lstrip()
         if self._bar:
             if self._task is None:

@@ -1,26 +1,33 @@
 """The methods as a table: what each sends, trains, keeps and is judged by."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from fedspu.methods import Entry
 from fedspu.methods.method import Method
 
 COLUMNS = ("the server sends", "a client trains", "it keeps", "it is judged by")
 
 
-def method_rows(methods: Iterable[Method]) -> list[dict[str, str]]:
+def method_rows(methods: Mapping[Entry, Method]) -> list[dict[str, str]]:
     """One row for each method and reading."""
     return [
         {
             "method": method.name,
             "reading": method.reading,
             **dict(zip(COLUMNS, method.in_words, strict=True)),
-            "options": ", ".join(f"method.{name}" for name in sorted(method.options)),
+            "options": "; ".join(_options(entry)),
             "from": method.reference,
         }
-        for method in methods
+        for entry, method in methods.items()
     ]
+
+
+def _options(entry: Entry) -> Iterator[str]:
+    for name, field in entry.options.model_fields.items():
+        default = "" if field.default is None else f" (default {field.default})"
+        yield f"method.{name}{default}: {field.description}"
 
 
 def method_table(rows: Sequence[Mapping[str, str]]) -> Table:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspu.data.division import Shares
+from fedspu.data.division import LabelCounts
 from fedspu.errors import SettingsError, how_to_install
 from fedspu.profile.measure import Costs, Profile
+from fedspu.reports.label_counts import sample
 from fedspu.reports.profile import clock_of, unit_of
-from fedspu.reports.shares import sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,22 +62,24 @@ def plot_profile(profile: Profile, title: str, path: Path) -> None:
     _save(figure, path)
 
 
-def plot_shares(shares: Shares, names: Sequence[str], title: str, path: Path) -> None:
+def plot_label_counts(
+    found: LabelCounts, names: Sequence[str], title: str, path: Path
+) -> None:
     """Write who has what to a file: a bar for each client, a colour for each class."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     figure.suptitle(title)
     sizes, mixes = figure.subplots(2, 1, sharex=True)
-    shown = sample(len(shares.sizes), MAX_BARS)
-    counts = shares.counts[shown]
+    shown = sample(len(found.sizes), MAX_BARS)
+    counts = found.counts[shown]
     totals = counts.sum(1, keepdims=True)
     _bars(sizes, counts)
     _bars(mixes, 100 * counts / np.maximum(totals, 1))
     what = "client"
     mixes.locator_params(axis="x", integer=True)
-    if len(shown) < len(shares.sizes):
-        what = f"{len(shown)} of {len(shares.sizes):,} clients, evenly spaced"
+    if len(shown) < len(found.sizes):
+        what = f"{len(shown)} of {len(found.sizes):,} clients, evenly spaced"
         ticks = sample(len(shown), 11)
         mixes.set_xticks(ticks, [f"{shown[i]:,}" for i in ticks])
     sizes.set(ylabel="examples")

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedspu.neurons.table import Neurons
-from fedspu.profile.measure import Budget, Choice, Costs, Profile, Setting
+from fedspu.profile.measure import Budget, Choice, Costs, Profile, StepSetting
 from fedspu.units import size
 
 
@@ -139,7 +139,7 @@ PATHS = {
 def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
     """How many gradients were computed in which way; those not cut down by name."""
     fixed = {name: entry.reason for entry in neurons.fixed for name in entry.tensors}
-    ways: dict[tuple[tuple[str, str], ...], list[Setting]] = {}
+    ways: dict[tuple[tuple[str, str], ...], list[StepSetting]] = {}
     for row in profile.rows:
         if row.setting.p < 1:
             ways.setdefault(tuple(row.paths.items()), []).append(row.setting)
@@ -158,7 +158,7 @@ def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
     return lines
 
 
-def _settings(settings: Sequence[Setting]) -> str:
+def _settings(settings: Sequence[StepSetting]) -> str:
     """Settings in words: each way with its shares, once where all have the same."""
     ways: dict[str, list[str]] = {}
     for setting in settings:

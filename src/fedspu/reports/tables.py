@@ -6,8 +6,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from fedspu.reports.intervals import mean, mean_percent
-from fedspu.units import duration, paper_gb, percent, size
+from fedspu.reports.intervals import mean, mean_shown
+from fedspu.units import duration, paper_gb, percent, shown, size, titled
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
@@ -17,22 +17,24 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
 
+    metric, is_share = summary["metric"], summary["is_share"]
+    lower = "" if summary["higher_is_better"] else "; lower is better"
     table.add_row(
-        "personal accuracy",
-        percent(summary["personal_accuracy"]),
-        "mean over clients, each on its own test examples",
+        f"personal {titled(metric)}",
+        shown(summary[f"personal_{metric}"], is_share),
+        f"mean over clients, each on its own test examples{lower}",
     )
-    for p, accuracy in summary["personal_accuracy_by_capacity"].items():
-        table.add_row(f"  clients with p = {p}", percent(accuracy))
+    for p, score in summary[f"personal_{metric}_by_capacity"].items():
+        table.add_row(f"  clients with p = {p}", shown(score, is_share))
     table.add_row(
         "  took part at all",
-        percent(summary["participating_accuracy"]),
+        shown(summary[f"participating_{metric}"], is_share),
         f"{summary['participating_clients']} clients",
     )
-    if summary["global_accuracy"] is not None:
+    if summary[f"global_{metric}"] is not None:
         table.add_row(
-            "global accuracy",
-            percent(summary["global_accuracy"]),
+            f"global {titled(metric)}",
+            shown(summary[f"global_{metric}"], is_share),
             "the server's model on the same examples",
         )
     exchanged = summary["bytes_down"] + summary["bytes_up"]
@@ -91,12 +93,6 @@ PHASES = {
 WAITING = "workers waiting, messages"
 
 
-COMPARED = (
-    ("personal accuracy", "personal_accuracy"),
-    ("global accuracy", "global_accuracy"),
-)
-
-
 def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """One row for each method and alpha, over its seeds; in the order first met."""
     cells: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
@@ -104,38 +100,49 @@ def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
         method = summary.get("label", summary["method"])
         cells.setdefault((method, summary["alpha"]), []).append(summary)
     first = next(iter(cells))[0]
-    rows = []
-    for (method, alpha), runs in cells.items():
-        exchanged = [run["bytes_down"] + run["bytes_up"] for run in runs]
-        rows.append(
-            {
-                "method": method,
-                "alpha": f"{alpha:g}",
-                "seeds": str(len(runs)),
-                **{
-                    title: mean_percent([run[key] for run in runs])
-                    for title, key in COMPARED
-                },
-                f"against {first}": _gap(runs, cells.get((first, alpha), runs)),
-                "exchanged": size(mean(exchanged)),
-                "training time": duration(mean([run["train_seconds"] for run in runs])),
-                "peak memory": size(max(run["peak_rss_bytes"] for run in runs)),
-            }
-        )
-    return rows
+    return [
+        _compare_row(method, alpha, runs, first, cells.get((first, alpha), runs))
+        for (method, alpha), runs in cells.items()
+    ]
+
+
+def _compare_row(
+    method: str,
+    alpha: float,
+    runs: Sequence[Mapping[str, Any]],
+    first: str,
+    others: Sequence[Mapping[str, Any]],
+) -> dict[str, str]:
+    metric, is_share = runs[0]["metric"], runs[0]["is_share"]
+    lower = "" if runs[0]["higher_is_better"] else " (lower is better)"
+    exchanged = [run["bytes_down"] + run["bytes_up"] for run in runs]
+    return {
+        "method": method,
+        "alpha": f"{alpha:g}",
+        "seeds": str(len(runs)),
+        **{
+            f"{whose} {titled(metric)}{lower}": mean_shown(
+                [run[f"{whose}_{metric}"] for run in runs], is_share
+            )
+            for whose in ("personal", "global")
+        },
+        f"against {first}": "-" if runs is others else _gap(runs, others),
+        "exchanged": size(mean(exchanged)),
+        "training time": duration(mean([run["train_seconds"] for run in runs])),
+        "peak memory": size(max(run["peak_rss_bytes"] for run in runs)),
+    }
 
 
 def _gap(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
-    """How far runs are ahead of others in personal accuracy, seed by seed.
+    """How far the personal models of runs are above those of others, seed by seed.
 
     Runs of one seed have the same clients and splits, so differences vary less than
-    accuracies do.
+    scores do.
     """
-    theirs = {run["seed"]: run["personal_accuracy"] for run in others}
-    gaps = [
-        r["personal_accuracy"] - theirs[r["seed"]] for r in runs if r["seed"] in theirs
-    ]
-    return "-" if runs is others else mean_percent(gaps)
+    name = f"personal_{runs[0]['metric']}"
+    theirs = {run["seed"]: run[name] for run in others}
+    gaps = [run[name] - theirs[run["seed"]] for run in runs if run["seed"] in theirs]
+    return mean_shown(gaps, runs[0]["is_share"])
 
 
 def rich_table(rows: Sequence[Mapping[str, str]]) -> Table:

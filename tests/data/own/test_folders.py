@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedspu.data import DATASETS
 from fedspu.data.formats import image as image_format
 from fedspu.data.formats import log_mel
 from fedspu.data.own.folders import load_images, load_sounds
@@ -306,9 +307,9 @@ def test_sounds_become_spectrograms(tmp_path: Path) -> None:
 
 
 def test_sounds_suit_the_paper_s_network(tmp_path: Path) -> None:
-    dataset = load_sounds(put(tmp_path, CLIPS))
-    assert dataset.defaults["model"] == "speech"
-    x, _ = dataset.take(slice(None))
+    assert DATASETS["sounds"].defaults == DATASETS["speech"].defaults
+    assert DATASETS["sounds"].defaults["model"] == "speech"
+    x, _ = load_sounds(put(tmp_path, CLIPS)).take(slice(None))
     assert (float(x.min()), float(x.max())) == (-1.0, 1.0)
 
 

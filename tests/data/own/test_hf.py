@@ -7,8 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from fedspu import data
 from fedspu.data.own import hf
 from fedspu.errors import DataError
+from fedspu.tasks import IGNORED, TASKS
 
 datasets: Any = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
@@ -75,10 +77,45 @@ def test_a_class_without_rows_counts(tmp_path: Path) -> None:
     [("int32", torch.int64), ("float64", torch.float32), ("uint8", torch.uint8)],
 )
 def test_arrays_keep_their_kind(tmp_path: Path, kind: str, expected: Any) -> None:
-    dataset = hf.load(saved(tmp_path, numbers(kind, [[1, 2], [3, 4], [5, 6]])))
+    folder = saved(tmp_path, numbers(kind, [[1, 2], [3, 4], [5, 6]]))
+    dataset = data.load(f"hf:{folder}")
     assert dataset.x.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert dataset.x.dtype == expected
-    assert dataset.num_classes == 3
+    assert dataset.num_outputs == 3
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_labels_may_be_numbers_to_predict(tmp_path: Path, kind: str) -> None:
+    rows = table(
+        x=([[1, 2], [3, 4]], datasets.List(datasets.Value("float32"))),
+        y=([0.5, -1], datasets.Value(kind)),
+    )
+    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, TASKS["regression"])
+    assert dataset.y.tolist() == [0.5, -1]
+    assert dataset.y.dtype == torch.float32
+    assert dataset.num_outputs == 1
+
+
+def test_labels_may_be_a_target_for_each_token(tmp_path: Path) -> None:
+    whole = datasets.List(datasets.Value("int32"))
+    rows = table(
+        labels=([[6, 9], [IGNORED, 2]], whole), input_ids=([[5, 6], [7, 8]], whole)
+    )
+    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, TASKS["language-model"])
+    assert dataset.x.tolist() == [[5, 6], [7, 8]]
+    assert dataset.y.tolist() == [[6, 9], [IGNORED, 2]]
+    assert dataset.num_outputs == 10
+
+
+def test_labels_may_be_a_class_for_each_pixel(tmp_path: Path) -> None:
+    rows = table(
+        image=(PICTURES[:2], datasets.Image()),
+        label=(np.full((2, 4, 5), 3, np.uint8), datasets.Array2D((4, 5), "uint8")),
+    )
+    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, TASKS["segmentation"])
+    assert dataset.y.shape == (2, 4, 5)
+    assert dataset.y.dtype == torch.int64
+    assert dataset.num_outputs == 4
 
 
 def test_grey_arrays_get_a_channel(tmp_path: Path) -> None:
@@ -139,11 +176,9 @@ TWO_LABELS = table(
         ),
         (images().remove_columns("image"), "expected one image or array column"),
         (images([PICTURES[0], None, PICTURES[0]]), r"image\[1\] is empty; expected"),
-        (images(labels=(0, -1, 1)), r"1 of 3 labels .* y\[1\] = -1"),
         (images(labels=(0, None, 1)), "label has missing values"),
         (numbers("int64", [[1, 2], [3], [4, 5]]), r"x\[0\] has .*, x\[1\] has \(1,\)"),
         (numbers("int64", [[1, 2], [3, None], [4, 5]]), "x has missing values"),
-        (numbers("float32", [[1, 2], [3, np.nan], [4, 5]]), r"1 of 3 .* NaN .* x\[1\]"),
     ],
 )
 def test_bad_rows_are_named_and_no_cache_is_left(
@@ -155,6 +190,25 @@ def test_bad_rows_are_named_and_no_cache_is_left(
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not own_cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        (images(labels=(0, -1, 1)), r"y\[1\] = -1; expected class numbers from 0"),
+        (numbers("int64", [[1], [2], [3]], (0, -1, 1)), r"y\[1\] = -1; expected class"),
+        (numbers("float32", [[1, 2], [3, np.nan], [4, 5]]), r"1 of 3 .* NaN .* x\[1\]"),
+    ],
+)
+def test_rows_that_no_task_could_learn_are_named(
+    tmp_path: Path, rows: Any, complaint: str
+) -> None:
+    folder = saved(tmp_path, rows)
+    for _ in range(2):  # from the files, and from the cache
+        with pytest.raises(DataError, match=complaint) as caught:
+            data.load(f"hf:{folder}")
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:

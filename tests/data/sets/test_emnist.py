@@ -30,12 +30,11 @@ def test_classes_are_digits_then_capitals_then_small_letters(tmp_path: Path) -> 
     formats.write_emnist_zip(tmp_path / "emnist/gzip.zip", TRAIN, TEST)
     dataset = data.load("emnist", tmp_path)
     assert [dataset.classes[y] for y in dataset.y] == ["0", "A", "a", "z", "Z", "9"]
-    assert dataset.num_classes == 62
+    assert dataset.num_outputs == 62
 
 
-def test_the_papers_settings_are_suggested(tmp_path: Path) -> None:
-    formats.write_emnist_zip(tmp_path / "emnist/gzip.zip", TRAIN, TEST)
-    assert data.load("emnist", tmp_path).defaults == {
+def test_the_papers_settings_are_suggested() -> None:
+    assert data.DATASETS["emnist"].defaults == {
         "model": "emnist",
         "train.lr": 2e-4,
         "train.batch_size": 16,

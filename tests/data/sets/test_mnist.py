@@ -30,7 +30,7 @@ def test_pixels_are_from_0_to_1_as_they_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["mnist", "MNIST/raw", "MNIST", "."])
 def test_the_files_are_found_where_they_may_lie(tmp_path: Path, place: str) -> None:
     files = formats.write_mnist(tmp_path / place, TRAIN, TEST)
-    assert mnist.find("mnist", tmp_path) == files
+    assert mnist.find(tmp_path) == files
 
 
 def test_unpacked_files_give_the_same(tmp_path: Path) -> None:
@@ -45,24 +45,16 @@ def test_without_a_folder_the_data_folder_is_searched(own_folders: Path) -> None
     assert len(data.load("mnist").y) == 5
 
 
-def test_fashion_is_found_where_debian_puts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    formats.write_mnist(tmp_path / "debian", TRAIN, TEST)
-    places = ("FashionMNIST/raw", str(tmp_path / "debian"))
-    monkeypatch.setitem(mnist.PLACES, "fashion-mnist", places)
-    dataset = data.load("fashion-mnist", tmp_path / "elsewhere")
-    assert dataset.classes[int(dataset.y[2])] == "ankle boot"
+def test_a_digit_is_called_what_it_is(tmp_path: Path) -> None:
+    formats.write_mnist(tmp_path / "mnist", TRAIN, TEST)
+    dataset = data.load("mnist", tmp_path)
+    assert [dataset.classes[y] for y in dataset.y] == ["3", "0", "9", "1", "3"]
+    assert dataset.num_outputs == 10
 
 
-def test_debians_place_is_searched_for_fashion_alone() -> None:
-    assert mnist.DEBIAN in mnist.PLACES["fashion-mnist"]
-    assert mnist.DEBIAN not in mnist.PLACES["mnist"]
-
-
-def test_digits_are_not_taken_for_clothes(tmp_path: Path) -> None:
-    formats.write_mnist(tmp_path / "MNIST/raw", TRAIN, TEST)
-    assert mnist.find("fashion-mnist", tmp_path) == []
+def test_clothes_are_not_taken_for_digits(tmp_path: Path) -> None:
+    formats.write_mnist(tmp_path / "FashionMNIST/raw", TRAIN, TEST)
+    assert mnist.find(tmp_path) == []
 
 
 def test_what_is_not_here_is_told_file_by_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedspu.data import Dataset
+from fedspu.data.dataset import Dataset
 from fedspu.data.formats import log_mel
 from fedspu.data.sets import speech
 from fedspu.errors import DataError

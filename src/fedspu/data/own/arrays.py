@@ -1,11 +1,13 @@
 """The user's own examples: arrays x and y, from an .npz file or from memory.
 
-A third array, ``client``, may say whose each example is.
+A third array, ``client``, may say whose each example is. Without y, a task may make
+targets of x: in language modelling, the next tokens.
 """
 
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
@@ -13,13 +15,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedspu.data.dataset import Dataset, check
+from fedspu.data import FROM_MEMORY
+from fedspu.data.dataset import NO_TARGETS, Dataset
 from fedspu.errors import DataError
+from fedspu.tasks import IGNORED
 
-WANTED = "expected an .npz file with arrays x (examples) and y (class numbers)"
+WANTED = "expected an .npz file with arrays x (examples) and y (targets)"
 
 
-def read(file: Path) -> Dataset:
+def load(file: Path) -> Dataset:
     """The data set in an .npz file; nothing in the file is executed."""
     try:
         with file.open("rb") as opened:
@@ -31,11 +35,11 @@ def read(file: Path) -> Dataset:
 
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            missing = {"x", "y"} - set(arrays.files)
-            if missing:
+            if "x" not in arrays.files:
                 found = ", ".join(arrays.files) or "nothing"
                 raise DataError(f"{file} holds {found}; {WANTED}")
-            x, y = arrays["x"], arrays["y"]
+            x = arrays["x"]
+            y = arrays["y"] if "y" in arrays.files else None
             owners = arrays["client"] if "client" in arrays.files else None
     # Object arrays are a ValueError, damage is any of the others.
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
@@ -45,28 +49,51 @@ def read(file: Path) -> Dataset:
 
 def from_arrays(
     x: ArrayLike | Tensor,
-    y: ArrayLike | Tensor,
-    name: str = "arrays",
+    y: ArrayLike | Tensor | None,
+    name: str = FROM_MEMORY,
     owners: ArrayLike | Tensor | None = None,
 ) -> Dataset:
-    """The data set of arrays or tensors held in memory.
+    """The data set of arrays or tensors held in memory; a task has yet to look at it.
 
     In ``x``, uint8 is taken for pixels, to be divided by 255 when they are taken (grey
     images get a channel axis); it is not copied, so that it may be a memory-mapped file
-    of any size. Other integers are taken for tokens, floats for ready inputs. The
-    classes are 0 to the largest label. ``owners``, names or whole numbers, say whose
-    each example is; they are kept as 0, 1, … in sorted order.
+    of any size. Other integers are taken for tokens, floats for ready inputs. Token
+    sequences of unequal lengths, as a list, are padded at their ends. ``y`` are whole
+    numbers or floats; None if there are none. ``owners``, names or whole numbers, say
+    whose each example is; they are kept as 0, 1, … in sorted order.
     """
-    labels = _labels(_array(y), name)
-    dataset = Dataset(
+    padding = -1 if y is None else 0
+    examples = _examples(_array(_padded(x, padding, name, "x")), name)
+    targets = NO_TARGETS
+    if y is not None:
+        targets = _targets(_array(_padded(y, IGNORED, name, "y")), name)
+    return Dataset(
         name=name,
-        x=_examples(_array(x), name),
-        y=labels,
-        num_classes=int(labels.max()) + 1 if len(labels) > 0 else 0,
-        owners=None if owners is None else _owners(_array(owners), len(labels), name),
+        x=examples,
+        y=targets,
+        owners=None if owners is None else _owners(_array(owners), len(examples), name),
     )
-    check(dataset)
-    return dataset
+
+
+def _padded(values: Any, padding: int, name: str, what: str) -> Any:
+    """Token sequences of unequal lengths as rows of one length; the rest as it is."""
+    if not isinstance(values, list | tuple) or len(values) == 0:
+        return values
+    rows = [_array(value) for value in values]
+    shapes = {row.shape for row in rows}
+    if len(shapes) == 1:
+        return values
+    if any(row.ndim != 1 or not np.issubdtype(row.dtype, np.integer) for row in rows):
+        found = ", ".join(map(str, sorted(shapes)))
+        raise DataError(
+            f"{name}: {what} has rows of unequal shapes, {found}; expected one shape, "
+            "or token sequences of whole numbers"
+        )
+    longest = max(len(row) for row in rows)
+    whole = np.full((len(rows), longest), padding, dtype=np.int64)
+    for place, row in zip(whole, rows, strict=True):
+        place[: len(row)] = row
+    return whole
 
 
 def _array(values: ArrayLike | Tensor) -> NDArray[np.generic]:
@@ -100,23 +127,14 @@ def _examples(x: NDArray[np.generic], name: str) -> Tensor:
     )
 
 
-def _labels(y: NDArray[np.generic], name: str) -> Tensor:
-    if not np.issubdtype(y.dtype, np.integer):
-        raise DataError(
-            f"{name}: y holds {y.dtype}; expected integers, the class numbers"
-        )
-    if y.ndim != 1:
-        raise DataError(
-            f"{name}: y has shape {y.shape}; expected a class number per example, (n,)"
-        )
-    labels = torch.from_numpy(y.astype(np.int64))
-    if len(labels) > 0 and labels.min() < 0:
-        first = int((labels < 0).nonzero()[0])
-        raise DataError(
-            f"{name}: y[{first}] = {int(labels[first])}; "
-            "expected class numbers from 0 upwards"
-        )
-    return labels
+def _targets(y: NDArray[np.generic], name: str) -> Tensor:
+    if np.issubdtype(y.dtype, np.integer):
+        return torch.from_numpy(y.astype(np.int64))
+    if np.issubdtype(y.dtype, np.floating):
+        return torch.from_numpy(y)
+    raise DataError(
+        f"{name}: y holds {y.dtype}; expected whole numbers (classes, tokens) or floats"
+    )
 
 
 def _owners(owners: NDArray[np.generic], number: int, name: str) -> Tensor:

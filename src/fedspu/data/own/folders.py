@@ -11,7 +11,6 @@ from fedspu.data.dataset import Dataset
 from fedspu.data.files import read, shown
 from fedspu.data.formats import image, log_mel, sound
 from fedspu.data.formats.class_folders import Listing, list_classes
-from fedspu.data.sets import speech
 
 
 def load_images(folder: Path) -> Dataset:
@@ -50,7 +49,6 @@ def load_sounds(folder: Path) -> Dataset:
     arrays = cached("sounds", log_mel.RECIPE, listing.files, build)
     return replace(
         _dataset(folder, listing, arrays),
-        defaults=speech.DEFAULTS,
         scaling=log_mel.SCALING,
         cache=cache_place("sounds", log_mel.RECIPE, listing.files),
     )

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedspu.data.cache import Arrays, cache_place, cached
-from fedspu.data.dataset import Dataset, check
+from fedspu.data.dataset import Dataset
 from fedspu.data.files import read, shown
 from fedspu.data.formats import image
 from fedspu.errors import DataError, how_to_install
@@ -67,7 +67,6 @@ def _decode(folder: Path, size: image.Size | None) -> Arrays:
         arrays["classes"] = np.array(table.features[label].names)
     if "client" in table.features:
         arrays["owners"] = np.unique(table["client"][:], return_inverse=True)[1]
-    check(_dataset(folder, arrays))  # before anything is kept
     return arrays
 
 
@@ -79,7 +78,7 @@ def _dataset(folder: Path, arrays: Arrays) -> Dataset:
         name=shown(folder),
         x=x.unsqueeze(1) if x.dtype == torch.uint8 and x.ndim == 3 else x,
         y=y,
-        num_classes=len(classes) or int(y.max()) + 1,
+        num_classes=len(classes),
         classes=classes,
         owners=owners,
     )
@@ -118,7 +117,7 @@ def _choose(
 
 def _is_label(name: str, feature: Any) -> bool:
     return type(feature).__name__ == "ClassLabel" or (
-        name in LABELS and _leaf(feature).startswith(("int", "uint"))
+        name in LABELS and _leaf(feature).startswith(("int", "uint", "float"))
     )
 
 

@@ -79,7 +79,6 @@ def load(folder: Path | None) -> Dataset:
         num_classes=len(CLASSES),
         classes=CLASSES,
         scaling=Scaling(mean=(0.5, 0.5, 0.5), deviation=(0.5, 0.5, 0.5)),
-        defaults={"model": "cifar10", "train.lr": 0.1, "train.batch_size": 128},
         sources=tuple(files),
         cache=cache_place("cifar10", RECIPE, files),
     )

@@ -6,6 +6,7 @@ distributed with scikit-learn. An image is 8x8 counts of ink, from 0 to 16.
 """
 
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch
 from fedspu.data.dataset import Dataset
 
 
-def load() -> Dataset:
+def load(folder: Path | None = None) -> Dataset:
     """The digits, with ink from 0 to 1 and shape (1797, 1, 8, 8)."""
     with (files("fedspu.data.sets") / "digits.npz").open("rb") as file:
         arrays = np.load(file, allow_pickle=False)
@@ -23,13 +24,4 @@ def load() -> Dataset:
         x=torch.from_numpy(ink).unsqueeze(1).float() / 16,
         y=torch.from_numpy(labels).long(),
         num_classes=10,
-        # A hundred clients would have twelve training examples each.
-        defaults={
-            "model": "digits",
-            "clients.number": 30,
-            "data.alpha": 0.5,
-            "rounds": 20,
-            "train.lr": 0.02,
-            "train.batch_size": 16,
-        },
     )

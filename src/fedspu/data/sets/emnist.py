@@ -69,7 +69,6 @@ def load(folder: Path | None) -> Dataset:
         y=torch.from_numpy(arrays["y"]),
         num_classes=len(CLASSES),
         classes=CLASSES,
-        defaults={"model": "emnist", "train.lr": 2e-4, "train.batch_size": 16},
         sources=tuple(files),
         cache=cache_place("emnist", RECIPE, files),
     )

@@ -42,8 +42,6 @@ WORDS = (
     *("tree", "two", "up", "visual", "wow", "yes", "zero"),
 )
 NOISE = "_background_noise_"  # long recordings without words
-DEFAULTS = {"model": "speech", "train.lr": 5e-4, "train.batch_size": 16}
-
 Clip = tuple[str, str, bytes]
 """Its folder, the name of its file, and what is in it."""
 
@@ -80,7 +78,6 @@ def load(folder: Path | None = None) -> Dataset:
         x=torch.from_numpy(arrays["x"]),
         y=torch.from_numpy(arrays["y"]),
         num_classes=len(WORDS),
-        defaults=DEFAULTS,
         classes=WORDS,
         owners=torch.from_numpy(arrays["owners"]),
         scaling=log_mel.SCALING,

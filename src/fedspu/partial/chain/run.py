@@ -34,7 +34,7 @@ from fedspu.partial.spans import (
 )
 from fedspu.partial.weight import How, PartialWeight, refuse_to_compile
 
-SMALLEST = 100_000
+MIN_VALUES = 100_000
 """Input values times outputs of the first layer from which on the chain is quicker."""
 
 
@@ -88,7 +88,7 @@ def _runs(stages: list["Stage"], x: Any) -> bool:
     return (
         torch.is_grad_enabled()
         and isinstance(x, Tensor)
-        and x.numel() * len(first) >= SMALLEST
+        and x.numel() * len(first) >= MIN_VALUES
         and not x.requires_grad
         and x.dtype == first.dtype
         and (stages[0].link.flattens or x.dim() == (4 if stages[0].conv else 2))
@@ -196,7 +196,7 @@ class Chain(torch.autograd.Function):
         for stage in stages:
             ctx.shapes.append(x.shape)
             x = _forward(stage, x, saved)
-        weights = [plain(w) for stage in stages for w in stage.weights]
+        weights = [full_value(w) for stage in stages for w in stage.weights]
         ctx.save_for_backward(*saved, *weights)  # torch notices if they change
         ctx.stages, ctx.num_leaves, ctx.num_saved = stages, len(leaves), len(saved)
         return x
@@ -233,7 +233,10 @@ def _mask(saved: list[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 def _forward(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
     """One stage; adds what its backward pass reads to ``saved``."""
-    weight, bias = plain(stage.link.layer.weight), plain(stage.link.layer.bias)
+    weight, bias = (
+        full_value(stage.link.layer.weight),
+        full_value(stage.link.layer.bias),
+    )
     need = stage.need_out
     if stage.link.flattens:
         x = x.flatten(1)
@@ -272,7 +275,7 @@ def _backward_flat(
     _put(grads, stage.slots[1], lambda: active.sum(0))
     if stage.is_first:
         return grad
-    weight = take_spans(plain(layer.weight), (stage.need_out, stage.need_in))
+    weight = take_spans(full_value(layer.weight), (stage.need_out, stage.need_in))
     below = grad @ weight
     return below.view(len(below), -1, *shape[2:]) if stage.link.flattens else below
 
@@ -299,9 +302,9 @@ def _normalised(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
     track(norm.running_mean, norm.running_var, mean, variance, norm.momentum, count)
     deviation = (variance + norm.eps).rsqrt_()
     saved += [_keep(x, stage.need_out), take_span(deviation, 0, stage.need_out)]
-    scale = (plain(norm.weight) * deviation)[:, None, None]
+    scale = (full_value(norm.weight) * deviation)[:, None, None]
     y = x * scale if stage.need_out is None else x.mul_(scale)
-    return y.add_(plain(norm.bias)[:, None, None])
+    return y.add_(full_value(norm.bias)[:, None, None])
 
 
 def _backward_map(
@@ -323,7 +326,7 @@ def _backward_map(
         grad = grad * _mask(saved, grad.shape)
     if norm is not None:
         deviation, centred = saved.pop(), saved.pop()
-        scale = take_span(plain(norm.weight), 0, stage.need_out)
+        scale = take_span(full_value(norm.weight), 0, stage.need_out)
         norm_back = batch_norm_back_ if stage.is_lean else batch_norm_back
         grad, *found = norm_back(grad, centred, scale, deviation)
         for slot, values in zip(stage.slots[2:], found, strict=True):
@@ -331,7 +334,7 @@ def _backward_map(
                 grads[slot] = take_span(values, 0, stage.active_in_need)
     read = saved.pop()
     active = take_span(grad, 1, stage.active_in_need)
-    weight = plain(layer.weight)
+    weight = full_value(layer.weight)
     if stage.slots[0] is not None:
         size = (active.shape[1], read.shape[1], *weight.shape[2:])
         grads[stage.slots[0]] = conv.grad_weight(active, read, size, 1)
@@ -343,7 +346,7 @@ def _backward_map(
     return conv.grad_input(grad, below, block, 1)
 
 
-def plain(weight: Any) -> Any:
+def full_value(weight: Any) -> Any:
     """The full value of a parameter, partial or not, without a gradient."""
     if weight is None:
         return None

@@ -1,0 +1,5 @@
+"""``python -m fedspu.cli`` is the ``fedspu`` command."""
+
+from fedspu.cli.main import main
+
+main()

@@ -1,0 +1,300 @@
+"""The ``fedspu data`` commands: which data there is, how to get it, what is in it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedspu.cli.flags import Json
+from fedspu.errors import DataError, SettingsError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Data sets: list them, fetch their files, check what is in them.",
+)
+
+Name = Annotated[str, typer.Argument(help="A data set: see fedspu data list.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where data files lie; default: $FEDSPU_DATA, or fedspu in the user's "
+        "data folder."
+    ),
+]
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the data sets: what each is, and whether its files are here.
+
+    [bold]Examples[/bold]
+
+    fedspu data list
+
+    fedspu data list --data-dir ~/data
+    """
+    from fedspu.data import DATASETS, usage
+    from fedspu.reports.tables import rich_table
+
+    _refuse_no_folder(data_dir)
+    rows: list[dict[str, Any]] = []
+    for name, source in DATASETS.items():
+        is_here, where = _whereabouts(name, data_dir)
+        rows.append(
+            {
+                "name": usage(name),
+                "what": source.about,
+                "examples": source.num_examples,
+                "classes": source.num_classes,
+                "here": is_here,
+                "where": where,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    answers = {True: "yes", False: "no", None: ""}
+    shown = [
+        {
+            **row,
+            "examples": f"{row['examples']:,}" if row["examples"] else "-",
+            "classes": str(row["classes"] or "-"),
+            "here": answers[row["here"]],
+            "where": (row["where"] or "").replace("[", "\\["),
+        }
+        for row in rows
+    ]
+    console = Console(soft_wrap=True)
+    table = rich_table(shown)
+    table.columns[-1].overflow = "fold"  # a path that is cut is of no use
+    console.print(table)
+    console.print("What is not here: fedspu data fetch NAME", markup=False)
+
+
+def _whereabouts(name: str, folder: Path | None) -> tuple[bool | None, str | None]:
+    """Whether a data set is here, None if it is the user's own; and where."""
+    from fedspu.data import DATASETS
+    from fedspu.data.files import data_folder
+
+    source = DATASETS[name]
+    if source.file:
+        return None, None
+    try:
+        files = source.find(folder)
+    except DataError:  # some of its files; `check` says which are missing
+        files = []
+    if files is None:
+        return True, "in fedspu itself"
+    if not files:
+        return False, str(data_folder(folder) / name)
+    return True, str(files[0] if len(files) == 1 else files[0].parent)
+
+
+@app.command()
+def fetch(name: Name, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Get the official files of a data set, and verify their checksums.
+
+    What was cut goes on where it was; what is here already is not fetched again.
+
+    [bold]Examples[/bold]
+
+    fedspu data fetch cifar10
+
+    fedspu data fetch emnist --data-dir ~/data
+    """
+    from fedspu.data import find_source
+    from fedspu.data.files import data_folder
+    from fedspu.data.files import fetch as fetch_file
+
+    source, _ = find_source(name)
+    if source.file or not source.downloads:
+        why = "is your own" if source.file else "ships with fedspu"
+        raise SettingsError(f"{name} {why}; there is nothing to fetch")
+    folder = data_folder(data_dir) / name
+    is_here, where = _whereabouts(name, data_dir)
+    has_own = any((folder / download.name).exists() for download in source.downloads)
+    files: list[dict[str, Any]] = []
+    if not is_here or has_own:
+        for download in source.downloads:
+            with _progress(download.name, is_quiet=as_json) as watch:
+                is_new = fetch_file(download, folder, watch)
+            files.append(
+                {
+                    "file": str(folder / download.name),
+                    "bytes": download.size,
+                    "checksum": download.checksum,
+                    "verified": bool(download.checksum),
+                    "fetched": is_new,
+                }
+            )
+    if as_json:
+        typer.echo(json.dumps({"name": name, "where": where, "files": files}, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    if not files:
+        console.print(f"{name} is here already: {where}", markup=False)
+    for file in files:
+        kind = file["checksum"].partition(":")[0]
+        how = f"{kind} verified" if kind else "size verified, no checksum is known"
+        was_here = "" if file["fetched"] else "here already, "
+        console.print(f"{file['file']}: {was_here}{how}", markup=False)
+    console.print(f"Next: `fedspu data check {name}{_again(data_dir)}`", markup=False)
+
+
+@contextmanager
+def _progress(label: str, is_quiet: bool) -> Iterator[Any]:
+    """A function to call with bytes here and in all; a bar on a terminal alone."""
+    from rich import progress as bars
+
+    console = Console(stderr=True)
+    if is_quiet or not console.is_terminal:
+        yield None
+        return
+    with bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(bar_width=20),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
+        console=console,
+    ) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda here, total: bar.update(task, completed=here, total=total)
+
+
+def _again(data_dir: Path | None) -> str:
+    return "" if data_dir is None else f" --data-dir {data_dir}"
+
+
+@app.command()
+def check(
+    name: Annotated[
+        str, typer.Argument(help="A data set, or your own, like arrays:FILE.npz.")
+    ],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Read all of a data set, and say what is in it.
+
+    [bold]Examples[/bold]
+
+    fedspu data check digits
+
+    fedspu data check cifar10 --data-dir ~/data
+
+    fedspu data check arrays:mine.npz --json
+    """
+    from fedspu.data import find_source, load
+    from fedspu.reports.data import class_table, describe, facts
+
+    source, _ = find_source(name)
+    _refuse_no_folder(data_dir)
+    found = describe(load(name, data_dir), source)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    for title, text in facts(found):
+        console.print(f"{title:<16}{text}", markup=False, highlight=False)
+    console.print(class_table(found))
+
+
+def _refuse_no_folder(data_dir: Path | None) -> None:
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        why = "is a file" if data_dir.expanduser().exists() else "no such folder"
+        raise SettingsError(
+            f"--data-dir {data_dir}: {why}; expected the folder with the data files"
+        )
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str, typer.Argument(help="A data set, or your own, like arrays:FILE.npz.")
+    ],
+    alpha: Annotated[
+        float | None, typer.Option(help="Lower: clients differ more.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many there are.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="dirichlet: each class spread over the clients; dirichlet-client: a "
+            "mix of classes drawn for each; iid: all alike; shards: a few classes "
+            "each; quantity: sizes by a power law; natural: by speaker, writer or "
+            "client array."
+        ),
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="How many a client has, in shards alone.")
+    ] = None,
+    min_examples: Annotated[
+        int | None, typer.Option(help="At least so many for each client.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="As in fedspu run.")] = None,
+    data_dir: DataDir = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it too: a .png, .svg or .pdf file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw who has what: the very examples that each client of a run would have.
+
+    What is not given is as in [bold]fedspu run[/bold]: suggested by the data set, or
+    the paper's.
+
+    [bold]Examples[/bold]
+
+    fedspu data show digits
+
+    fedspu data show cifar10 --alpha 0.1 --clients 100 --plot cifar10.png
+
+    fedspu data show digits --partition shards --shards 3
+
+    fedspu data show arrays:mine.npz --partition natural --clients 12 --json
+    """
+    from fedspu.data import load
+    from fedspu.data.division import count_labels
+    from fedspu.data.examples import allot
+    from fedspu.reports import label_counts as report
+    from fedspu.reports import plots
+    from fedspu.tasks import classification
+
+    if plot is not None:
+        plots.check_plot(plot)
+    _refuse_no_folder(data_dir)
+    given = {
+        "data.name": name,
+        "data.alpha": alpha,
+        "data.partition": partition,
+        "data.shards": shards,
+        "data.min_examples": min_examples,
+        "clients.number": clients,
+        "seed": seed,
+    }
+    settings = report.settings_for(given)
+    data = load(name, data_dir)
+    parts = allot(settings, data, classification)
+    found = count_labels(parts, data.y.numpy(), data.num_outputs)
+    title = report.title(settings, data)
+    if plot is not None:
+        plots.plot_label_counts(found, data.classes, title, plot)
+    if as_json:
+        about = {"data": settings.data.model_dump(mode="json"), "seed": settings.seed}
+        typer.echo(json.dumps({**about, **report.as_json(found)}, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    console.print(title, markup=False, highlight=False)
+    console.print()
+    for line in report.picture(found, data.classes, console.width):
+        console.print(line, soft_wrap=False)
+    console.print(report.label_table(found))
+    for note in report.label_lines(found):
+        console.print(note, markup=False, highlight=False)
+    if plot is not None:
+        console.print(f"Plot: {plot}", markup=False)

@@ -1,0 +1,207 @@
+"""Flags that commands share; those of settings are made from ``Settings``."""
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from fedspu.errors import SettingsError
+from fedspu.settings import (
+    flatten,
+    known_fields,
+    parse_override,
+    parse_value,
+    read_toml,
+)
+
+Config = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml]", help="A whole experiment, as TOML."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:build.")]
+Input = Annotated[
+    str | None, typer.Option("--input", help="Shape of one example, like 3,32,32.")
+]
+Examples = Annotated[
+    str | None,
+    typer.Option("--data", help="Take examples from this data set instead."),
+]
+
+FLAGS = {
+    entry.json_schema_extra["flag"]: (name, entry)
+    for name, entry in known_fields()
+    if entry.json_schema_extra and entry.json_schema_extra["flag"]
+}
+"""Flag -> the dotted name of its setting, and pydantic's description of it."""
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting by its dotted name, as in --set train.momentum=0.9; may be "
+        "repeated. `fedspu settings` lists them all.",
+    ),
+]
+
+
+def with_settings(*leave_out: str) -> Callable[[Callable[..., None]], Any]:
+    """Give a command CONFIG.toml, --set and a flag for every setting that has one.
+
+    The command takes what was given, by dotted name, as its first argument: the file's
+    values, then those of --set, then the flags'. ``leave_out`` names flags that the
+    command has for itself.
+    """
+
+    def decorate(command: Callable[..., None]) -> Any:
+        chosen = {flag: f for flag, f in FLAGS.items() if flag not in leave_out}
+        own = list(signature(command).parameters.values())[1:]
+        shared = [
+            Parameter(
+                "config", Parameter.KEYWORD_ONLY, default=None, annotation=Config
+            ),
+            Parameter("set_", Parameter.KEYWORD_ONLY, default=None, annotation=Set),
+            *(_parameter(flag, entry) for flag, (_, entry) in chosen.items()),
+        ]
+        names = {_name(flag): setting for flag, (setting, _) in chosen.items()}
+        kinds = {setting: _kind(e.annotation) for setting, e in chosen.values()}
+
+        @wraps(command)
+        def wrapped(**values: Any) -> None:
+            given = _read(values.pop("config"), values.pop("set_"))
+            for name, setting in names.items():
+                value = values.pop(name)
+                if value is not None:
+                    given[setting] = _value(value, setting, kinds[setting])
+            command(given, **values)
+
+        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in (*shared, *own)]
+        made: Any = wrapped
+        made.__signature__ = signature(command).replace(parameters=parameters)
+        made.__annotations__ = {p.name: p.annotation for p in parameters}
+        return made
+
+    return decorate
+
+
+def _read(config: Path | None, overrides: list[str] | None) -> dict[str, Any]:
+    given = dict(flatten(read_toml(config) if config else {}))
+    given.update(parse_override(text) for text in overrides or [])
+    return given
+
+
+def _parameter(flag: str, entry: Any) -> Parameter:
+    kind = _kind(entry.annotation)
+    option = typer.Option(flag, help=entry.description, metavar=METAVARS.get(kind))
+    if kind is bool:
+        option = typer.Option(help=entry.description)
+    # Text, whatever it is to be: the settings say what is wrong with it.
+    annotation = Annotated[(bool if kind is bool else str) | None, option]  # type: ignore[valid-type]  # made here
+    return Parameter(
+        _name(flag), Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+METAVARS = {int: "NUMBER", float: "NUMBER", tuple: "NUMBERS", Path: "PATH"}
+
+
+def _kind(annotation: Any) -> Any:
+    """The plain type of a setting."""
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(a for a in get_args(annotation) if a is not type(None))
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return get_origin(annotation) or annotation
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _value(value: Any, setting: str, kind: Any) -> Any:
+    """A flag's text as a value; numbers separated by commas as a list."""
+    if kind in (bool, str, Path):
+        return value
+    if setting == "clients.capacities":
+        return numbers(value, "--capacities")
+    return parse_value(value)
+
+
+# Values of other flags ----------------------------------------------------------------
+
+
+def numbers(text: str, name: str) -> list[float]:
+    """Numbers separated by commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{name} {text}: expected numbers separated by commas, like 0.2,0.4,1"
+        ) from None
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{name} {text}: expected whole numbers, like 0,1,2"
+        ) from None
+
+
+def shares(text: str, name: str) -> list[float]:
+    """Shares of neurons separated by commas."""
+    found = numbers(text, name)
+    for p in found:
+        if not 0 < p <= 1:
+            raise SettingsError(
+                f"{name} {p:g}: expected numbers in (0, 1], like 0.2,0.4,1"
+            )
+    return found
+
+
+def choices(text: str, name: str, known: tuple[Any, ...]) -> list[Any]:
+    """One or several of a few words, separated by commas."""
+    found = [part.strip() for part in text.split(",")]
+    for part in found:
+        if part not in known:
+            raise SettingsError(
+                f"{name} {text}: expected {' or '.join(known)}, or both as "
+                f"{','.join(known)}"
+            )
+    return list(dict.fromkeys(found))
+
+
+_BYTES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def num_bytes(text: str | None, name: str) -> float | None:
+    """A size such as 4MB."""
+    wanted = "expected a size with its unit, like 500kB, 4MB or 2GiB"
+    return None if text is None else _measure(text, name, _BYTES, wanted)
+
+
+def seconds(text: str | None, name: str) -> float | None:
+    """A time span such as 10ms."""
+    wanted = "expected a time above 0, like 0.01 or 10ms"
+    return None if text is None else _measure(text, name, _SECONDS, wanted)
+
+
+def _measure(text: str, name: str, units: dict[str, float], wanted: str) -> float:
+    found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        value = float(found[1]) * units[found[2]] if found else 0.0
+    except (KeyError, ValueError):
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise SettingsError(f"{name} {text}: {wanted}")
+    return value

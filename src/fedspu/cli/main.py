@@ -1,0 +1,48 @@
+"""The ``fedspu`` command: which commands there are, and how they end.
+
+Exit codes: 0 done; 2 the user's mistake, one clear line; 1 ours, with its traceback;
+130 interrupted.
+"""
+
+import sys
+
+import click
+import typer
+
+from fedspu.cli import compare, data, methods, neurons, profile, run, settings
+from fedspu.cli.console import INTERRUPTED, complain, plain_warnings
+from fedspu.errors import FedSPUError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Personalized federated learning for devices of unequal strength.\n\n"
+    "Start with [bold]fedspu run[/bold]: FedSPU on handwritten digits, under a minute.",
+)
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("neurons")(neurons.neurons)
+app.command("profile")(profile.profile)
+app.command("methods")(methods.methods)
+app.command("settings")(settings.settings)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command, and end with the right exit code."""
+    try:
+        with plain_warnings():
+            code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+    except FedSPUError as error:
+        complain(str(error))
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        complain("interrupted")
+        sys.exit(INTERRUPTED)

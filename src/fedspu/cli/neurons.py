@@ -1,0 +1,46 @@
+"""``fedspu neurons``: a model's neuron groups."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedspu.cli.flags import Examples, Input, Json, Model, shares
+
+
+def neurons(
+    model: Model,
+    shape: Input = None,
+    data: Examples = None,
+    p: Annotated[
+        str, typer.Option(help="Shares of neurons to count for.")
+    ] = "0.2,0.4,0.6,0.8,1",
+    as_json: Json = False,
+) -> None:
+    """Print a model's neuron groups, and how much of it is active at each p.
+
+    Every group was proved: permuting its neurons leaves the model's output unchanged.
+    What could not be proved is always active, and named.
+
+    [bold]Examples[/bold]
+
+    fedspu neurons cifar10
+
+    fedspu neurons mypackage.mymodule:build --input 1,16000
+    """
+    from fedspu.cli.model_inputs import model_and_example
+    from fedspu.neurons.mapping import map_neurons
+    from fedspu.reports.neurons import active_counts, neuron_tables
+
+    listed = shares(p, "--p")
+    table = map_neurons(*model_and_example(model, shape, data))
+    counts = active_counts(table, listed)
+    if as_json:
+        found = {"groups": [asdict(group) for group in table.groups]}
+        typer.echo(json.dumps({**found, "active": counts}, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    for part in neuron_tables(table, counts):
+        console.print(part)

@@ -1,0 +1,122 @@
+"""``fedspu profile``: what a training step costs at each p."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedspu.cli import flags
+from fedspu.cli.flags import Examples, Input, Json, Model
+from fedspu.errors import SettingsError
+
+
+def profile(
+    model: Model,
+    shape: Input = None,
+    data: Examples = None,
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 16,
+    p: Annotated[
+        str, typer.Option(help="Shares of neurons to measure.")
+    ] = "0.2,0.4,0.6,0.8,1",
+    mode: Annotated[
+        str,
+        typer.Option(help="exact, the true gradient; truncated, cheaper; or both."),
+    ] = "exact",
+    saves: Annotated[
+        str,
+        typer.Option(help="fast, in time; lean, in memory; or both."),
+    ] = "fast,lean",
+    memory: Annotated[
+        str | None, typer.Option(help="Find the largest p whose peak fits, like 4MB.")
+    ] = None,
+    seconds: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the largest p whose step is so quick, like 0.01, 10ms."
+        ),
+    ] = None,
+    repetitions: Annotated[
+        int, typer.Option(help="Times are medians of so many; fewer if it takes long.")
+    ] = 15,
+    threads: Annotated[
+        int, typer.Option(help="One: CPU time is measured; more: wall time.")
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it too: a .png, .svg or .pdf file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a training step at each p: what it takes on a device, to choose its p by.
+
+    Each setting takes its turn in one process, beside plain PyTorch training all of the
+    model. The optimizer is plain SGD without momentum: others hold more for every
+    active entry. Memory is counted in tensors, the batch and PyTorch itself left out.
+
+    [bold]Examples[/bold]
+
+    fedspu profile cifar10 --batch-size 128
+
+    fedspu profile emnist --memory 4MB --seconds 10ms
+
+    fedspu profile mypackage.mymodule:build --input 3,32,32 --mode exact,truncated
+
+    fedspu profile emnist --plot emnist.png --json > emnist.json
+    """
+    from fedspu.cli.model_inputs import model_and_batch
+    from fedspu.neurons.mapping import map_neurons
+    from fedspu.profile import measure as profiling
+    from fedspu.reports import plots
+    from fedspu.reports import profile as report
+
+    listed = flags.shares(p, "--p")
+    modes = flags.choices(mode, "--mode", ("exact", "truncated"))
+    saved = flags.choices(saves, "--saves", ("fast", "lean"))
+    for name, number in (("--batch-size", batch_size), ("--repetitions", repetitions)):
+        if number < 1:
+            raise SettingsError(f"{name} {number}: expected a whole number from 1 on")
+    cores = os.cpu_count() or 1
+    if not 1 <= threads <= cores:
+        raise SettingsError(
+            f"--threads {threads}: expected 1 to {cores}, the cores of this machine"
+        )
+    budget = None
+    if memory is not None or seconds is not None:
+        budget = profiling.Budget(
+            flags.num_bytes(memory, "--memory"), flags.seconds(seconds, "--seconds")
+        )
+    if plot is not None:
+        plots.check_plot(plot)
+
+    net, x, y = model_and_batch(model, shape, data, batch_size)
+    table = map_neurons(net, x[:2])
+    with report.progress(is_quiet=as_json) as watch:
+        found = profiling.profile(
+            net,
+            table,
+            x,
+            y,
+            shares=listed,
+            modes=modes,
+            saves=saved,
+            budget=budget,
+            repetitions=repetitions,
+            threads=threads,
+            watch=watch,
+        )
+    title = f"{model}, batch of {batch_size}"
+    if plot is not None:
+        plots.plot_profile(found, title, plot)
+    if as_json:
+        about = {"model": model, "batch_size": batch_size, "threads": threads}
+        typer.echo(json.dumps({**about, **report.as_json(found, budget)}, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    console.print(f"{title}: {report.how_measured(found)}", markup=False)
+    console.print(report.profile_table(found))
+    for line in report.notes(found, table, budget):
+        console.print(line, markup=False, highlight=False)
+    if plot is not None:
+        console.print(f"Plot: {plot}", markup=False)

@@ -1,0 +1,151 @@
+"""Laws of what the server makes of replies."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fedspu.conformance.cases import Case
+from fedspu.conformance.entries import describe, differs, first_difference
+from fedspu.conformance.laws.law import Broken, law, played_to_its_end
+from fedspu.conformance.laws.turns import (
+    sent_at_full_size,
+    trained_entries,
+    training_of,
+    travelling,
+)
+from fedspu.conformance.recording import Recording
+from fedspu.neurons.average import (
+    Accumulator,
+    Update,
+    average_by_clients,
+    average_by_examples,
+)
+from fedspu.neurons.table import State
+
+
+@law
+def nothing_is_learnt_from_nothing(case: Case) -> None:
+    """A round in which nobody learns leaves the global model bit for bit as it was.
+
+    At learning rate 0 that is every learnable entry, and every entry of a model whose
+    norm statistics stay as they are (norm momentum 0).
+    """
+    runs = [(played_to_its_end(case.still), "and norm momentum 0 ")]
+    if case.still.plan.neurons.statistics:
+        runs.append((played_to_its_end(case.idle), ""))
+    for run, when in runs:
+        learnable = {name for turn in run.turns for name in training_of(turn).learnable}
+        names = list(run.initial) if when else sorted(learnable)
+        for t, federation in enumerate(run.federations):
+            found = {name: federation.global_state[name] for name in names}
+            wanted = {name: run.initial[name] for name in names}
+            if wrong := first_difference(found, wanted):
+                raise Broken(
+                    f"after round {t} at learning rate 0 {when}the global {wrong}"
+                )
+
+
+@law
+def an_entry_is_the_mean_of_those_who_trained_it(case: Case) -> None:
+    """An entry is the weighted mean of the clients that trained it, or as it was.
+
+    Weights are numbers of training examples, or equal if the method combines replies
+    so; a method that combines them in a way of its own is free to, and so is a server
+    with an optimizer. The mean is worked
+    out in float64 here, entry by entry, and may differ in the last place: the server
+    sums differences from its own value, in float64 too, and rounds once.
+    """
+    for run in (case.usual, case.stopping):
+        _check_means(case, played_to_its_end(run))
+
+
+def _check_means(case: Case, run: Recording) -> None:
+    names = travelling(run.plan)
+    by_examples = _weighs_by_examples(case.method.combine)
+    if by_examples is None or run.plan.settings.server.optimizer != "none":
+        return
+    for before, after in pairwise(run.federations):
+        turns = run.in_round(after.round)
+        models = {turn.client: sent_at_full_size(run, turn) for turn in turns}
+        weights = {
+            turn.client: training_of(turn).num_examples if by_examples else 1
+            for turn in turns
+        }
+        for name, old in before.global_state.items():
+            new = after.global_state[name]
+            inside = {
+                turn.client: trained_entries(run, turn, name)
+                for turn in turns
+                if name in names
+            }
+            total, weight = torch.zeros(2, *old.shape, dtype=torch.float64)
+            largest = old.double().abs()
+            for client, is_its in inside.items():
+                trained = torch.where(is_its, models[client][name].double(), 0)
+                total += weights[client] * trained
+                weight += weights[client] * is_its
+                largest = torch.maximum(largest, trained.abs())
+            wanted = torch.where(weight > 0, total / weight, old.double())
+            slack = _last_place(wanted, largest, old.dtype)
+            is_mean = (new.double() - wanted).abs() <= slack
+            wrong = torch.where(weight > 0, ~is_mean, differs(new, old))
+            if bool(wrong.any()):
+                place = tuple(wrong.nonzero()[0].tolist())
+                who = [
+                    f"client {client} (weight {weights[client]}) has "
+                    f"{models[client][name][place].item()!r}"
+                    for client, is_its in inside.items()
+                    if bool(is_its[place])
+                ]
+                raise Broken(
+                    f"after round {after.round} the global "
+                    f"{describe(name, wrong, new, wanted)}; it was "
+                    f"{old[place].item()!r}; of those who trained it "
+                    f"{', '.join(who) or 'there was none'}"
+                )
+
+
+def _weighs_by_examples(combine: Callable[[State], Accumulator]) -> bool | None:
+    """Whether replies weigh as many as their examples, or the same; else None.
+
+    Of ours it is known, whatever they do; another way is tried.
+    """
+    ours = {average_by_examples: True, average_by_clients: False}
+    if combine in ours:
+        return ours[combine]
+    combined = combine({"w": torch.zeros(1)})
+    for value, num_examples in ((1.0, 1), (0.0, 3)):
+        payload = {"w": torch.full((1,), value)}
+        combined.add(Update({"w": (None,)}, payload, num_examples))
+    return {0.25: True, 0.5: False}.get(float(combined.result()["w"]))
+
+
+def _last_place(wanted: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """One unit in the last place, and what float64 itself loses on the way."""
+    if not dtype.is_floating_point:
+        return torch.zeros_like(wanted)
+    form, double = torch.finfo(dtype), torch.finfo(torch.float64)
+    place = form.eps * torch.clamp(wanted.abs(), min=form.tiny)
+    return place + 8 * double.eps * largest
+
+
+@law
+def at_full_capacity_it_is_fedavg(case: Case) -> None:
+    """At p = 1 for all, the global model is that of FedAvg, bit for bit.
+
+    Of a FedAvg in which the same tensors stay with clients, and replies combine in the
+    same way: HeteroFL averages over clients and sends no statistics.
+    """
+    if not case.method.exchanges:
+        return
+    run = played_to_its_end(case.full)
+    measure = played_to_its_end(case.setup.fedavg_like(case.method).full)
+    for found, wanted in zip(run.federations, measure.federations, strict=True):
+        if wrong := first_difference(found.global_state, wanted.global_state):
+            raise Broken(
+                f"after round {found.round} the global {wrong}; if the method is not "
+                "meant to become FedAvg, leave this law out: "
+                f'leave_out=["{at_full_capacity_it_is_fedavg.__name__}"]'
+            )

@@ -1,0 +1,72 @@
+"""A data set divided among clients: each one's own train, validation and test part."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedspu.data.dataset import Dataset
+from fedspu.data.division import Indices, Labels, partition
+from fedspu.data.splits import MIN_EXAMPLES, Splits
+from fedspu.errors import SettingsError
+from fedspu.settings import Settings
+from fedspu.streams import stream
+from fedspu.tasks import Task
+
+WITHOUT_CLASSES = ("iid", "natural", "quantity")
+"""Ways to divide examples that have no classes."""
+
+
+@dataclass(frozen=True, eq=False)
+class DividedData:
+    """Everyone's examples on this machine."""
+
+    data: Dataset
+    splits: Splits  # one for each client
+
+    def part(self, client: int, name: str) -> tuple[Tensor, Tensor]:
+        """A client's own ``train``, ``val`` or ``test`` examples."""
+        positions = torch.from_numpy(getattr(self.splits[client], name))
+        return self.data.take(positions)
+
+    def num_examples(self, client: int) -> int:
+        """How many examples a client has, for whatever use."""
+        return int(self.splits.sizes[client])
+
+
+def divide(settings: Settings, data: Dataset, task: Task) -> DividedData:
+    """Each client's train, validation and test examples; by seed and data alone."""
+    labels = strata(data, task)
+    shares = allot(settings, data, task)
+    splits = Splits(shares, labels, settings.data.split, settings.seed)
+    for client in np.flatnonzero(splits.sizes < MIN_EXAMPLES)[:1].tolist():
+        splits[client]  # says that it has too few
+    return DividedData(data, splits)
+
+
+def allot(settings: Settings, data: Dataset, task: Task) -> list[Indices]:
+    """Each client's examples, as sorted positions; by seed and data alone."""
+    kind = settings.data.partition
+    if task.strata is None and kind not in WITHOUT_CLASSES:
+        raise SettingsError(
+            f"data.partition = {kind!r}: examples of the task {task.name} have no "
+            f"classes to divide by; use one of {', '.join(WITHOUT_CLASSES)}"
+        )
+    return partition(
+        strata(data, task),
+        num_clients=settings.clients.number,
+        kind=kind,
+        alpha=settings.data.alpha,
+        min_examples=settings.data.min_examples,
+        rng=stream(settings.seed, "partition"),
+        shards=settings.data.shards,
+        owners=None if data.owners is None else data.owners.numpy(),
+    )
+
+
+def strata(data: Dataset, task: Task) -> Labels:
+    """The class of each example, to divide and stratify by; 0 where there is none."""
+    if task.strata is None:
+        return np.zeros(len(data.y), dtype=np.int64)
+    return task.strata(data.y).numpy()

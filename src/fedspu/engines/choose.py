@@ -1,0 +1,101 @@
+"""Which engine plays a run on this machine, and whether there is room for it."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedspu.data.examples import DividedData
+from fedspu.engines.local import LocalEngine
+from fedspu.engines.machine import (
+    find_device,
+    memory_here,
+    memory_needed,
+    num_cores,
+)
+from fedspu.engines.workers import WorkersEngine, can_fork, window
+from fedspu.federation.memory import Shelf
+from fedspu.federation.plan import Plan
+from fedspu.federation.rounds import Engine
+from fedspu.settings import Settings
+from fedspu.units import size
+
+
+@contextmanager
+def engine_for(plan: Plan, examples: DividedData, shelf: Shelf) -> Iterator[Engine]:
+    """The engine that the settings ask for."""
+    number = num_workers(plan.settings)
+    _remark_on_workers(plan.settings)
+    engine: Engine | None = None
+    if number > 1:
+        try:
+            engine = WorkersEngine(plan, examples, shelf, number)
+        except OSError as error:  # no memory to share, or no more processes
+            warnings.warn(
+                f"workers = {number}: falling back to one process, because no more "
+                f"can be started ({error})",
+                stacklevel=3,
+            )
+    if engine is None:
+        device = find_device(plan.settings.device)
+        engine = LocalEngine(plan, examples, shelf, device)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def num_workers(settings: Settings) -> int:
+    """How many processes play clients."""
+    if _why_alone(settings):
+        return 1
+    return min(settings.workers or num_cores(), settings.clients.per_round)
+
+
+def _why_alone(settings: Settings) -> str:
+    """Why one process has to play all clients; nothing if it has not."""
+    if not can_fork():
+        return "this system cannot fork"
+    device = find_device(settings.device)
+    return f"clients are on {device}" if device.type != "cpu" else ""
+
+
+def _remark_on_workers(settings: Settings) -> None:
+    asked, reason = settings.workers or 1, _why_alone(settings)
+    if reason and asked > 1:
+        warnings.warn(
+            f"workers = {asked}: falling back to one process, because {reason}",
+            stacklevel=4,
+        )
+    elif asked > num_cores():
+        warnings.warn(
+            f"workers = {asked}: more than the {num_cores()} cores here; that is not "
+            "faster",
+            stacklevel=4,
+        )
+
+
+def check_space(plan: Plan) -> None:
+    """Say before a run begins that RAM or disk will be short."""
+    settings, number = plan.settings, num_workers(plan.settings)
+    reached = min(plan.num_clients, settings.rounds * settings.clients.per_round)
+    needed = memory_needed(
+        model=sum(tensor.nbytes for tensor in plan.initial.values()),
+        num_kept=reached if plan.method.keeps_own else 0,
+        per_round=settings.clients.per_round,
+        num_workers=number,
+        cache=1e6 * settings.store.cache,
+        waiting=min(settings.clients.per_round, window(number)),
+    )
+    here = memory_here(settings.out)
+    if needed.disk > here.disk:
+        warnings.warn(
+            f"the models of {reached} clients need up to {size(needed.disk)} of disk, "
+            f"and {size(here.disk)} are free at {settings.out}; choose another --out",
+            stacklevel=3,
+        )
+    if needed.ram > here.ram:
+        warnings.warn(
+            f"about {size(needed.ram)} of RAM are needed beside data and training "
+            f"steps, and {size(here.ram)} are free; lower --workers or store.cache",
+            stacklevel=3,
+        )

@@ -1,0 +1,45 @@
+"""FedPer: the last layers stay with the client; the layers below are averaged.
+
+Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization
+Layers", 2019. Every client trains the full model, whatever its capacity: the base it
+was sent, and a head of its own.
+
+Taken from the paper: all of that. Assumed: the head is the last ``method.head`` layers
+with weights, in the order in which the model registers them; a norm belongs to the
+layer before it. Heads begin from w0. The server's model has no trained head, so it is
+not judged.
+"""
+
+from functools import partial
+
+from fedspu.methods.method import Method, all_neurons
+from fedspu.methods.options import HeadOptions
+from fedspu.neurons.table import Neurons
+
+
+def last_layers(neurons: Neurons, number: int) -> frozenset[str]:
+    """The tensors of the last layers that have weights, and of all that follows."""
+    names = list(neurons.shapes)
+    weighted = [name for name in names if len(neurons.shapes[name]) > 1]
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in weighted))
+    first = layers[-min(number, len(layers))] if layers else ""
+    start = next(i for i, name in enumerate(names) if name.rpartition(".")[0] == first)
+    return frozenset(names[start:])
+
+
+def fedper(options: HeadOptions) -> Method:
+    """FedPer with a head of so many layers."""
+    return Method(
+        name="fedper",
+        reference="Arivazhagan, Aggarwal, Singh and Choudhary, 2019",
+        reading="original",
+        in_words=(
+            "the full model but for its last layers, whatever the client's capacity",
+            "the full model",
+            "a full model of its own",
+            "its own model",
+        ),
+        judged_by="own",
+        offer=all_neurons,
+        stays=partial(last_layers, number=options.head),
+    )

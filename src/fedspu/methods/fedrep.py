@@ -1,0 +1,69 @@
+"""FedRep: first the client's own head trains, then the shared body below it.
+
+Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for
+Personalized Federated Learning", ICML 2021. As FedPer, the last layers stay with the
+client; but head and body train one after the other, each while the other is frozen.
+
+Taken from the paper: all of that, and one epoch of the body. Assumed: the head trains
+for the other local epochs (``train.epochs`` - 1, at least one), so that a client works
+as long as in other methods; the paper has 10 of them. ``method.head_epochs`` sets
+another number. Norms' running statistics follow the data in both phases. The loss that
+is reported is the one of the body's epoch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+
+from fedspu.methods.fedper import fedper, last_layers
+from fedspu.methods.method import Method, Trained, Turn
+from fedspu.methods.options import FedRepOptions
+from fedspu.neurons.blocks import state_of
+from fedspu.training import LocalTraining, train
+
+
+@contextmanager
+def only(model: nn.Module, names: set[str]) -> Iterator[None]:
+    """Inside, only these parameters train."""
+    others = {n: p for n, p in model.named_parameters() if n not in names}
+    trainable = [p for p in others.values() if p.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_()
+
+
+def head_then_body(turn: Turn, local: LocalTraining, options: FedRepOptions) -> Trained:
+    """Local epochs of the head, then one of the body."""
+    names = {name for name, _ in local.model.named_parameters()}
+    head = names & last_layers(turn.now.neurons, options.head)
+    epochs = options.head_epochs or max(1, local.settings.epochs - 1)
+    with only(local.model, head):
+        loss = train(local.with_epochs(epochs))
+    if head != names:  # a model of one layer has no body
+        with only(local.model, names - head):
+            loss = train(local.with_epochs(1))
+    state = state_of(local.model)
+    return Trained(loss, sent=state, own=state)
+
+
+def fedrep(options: FedRepOptions) -> Method:
+    """FedRep with a head of so many layers."""
+    return replace(
+        fedper(options),
+        name="fedrep",
+        reference="Collins, Hassani, Mokhtari and Shakkottai, ICML 2021",
+        in_words=(
+            "the full model but for its last layers, whatever the client's capacity",
+            "its last layers, then the others",
+            "a full model of its own",
+            "its own model",
+        ),
+        train=partial(head_then_body, options=options),
+    )

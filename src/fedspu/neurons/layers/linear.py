@@ -1,0 +1,94 @@
+"""Linear layers, embeddings, and layers of one's own that are linear."""
+
+from collections.abc import Iterable
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedspu.neurons.layers.kind import (
+    Cut,
+    LayerKind,
+    Ports,
+    places,
+    register,
+    traced_linear,
+)
+
+
+@register(nn.Linear)
+class Linear(LayerKind):
+    """``nn.Linear``: a neuron is a row of the weight, with its bias."""
+
+    def ports(self, layer: nn.Linear) -> Ports:
+        """Inputs are columns, outputs rows."""
+        return Ports(
+            inputs=places((layer.weight, 1)),
+            outputs=places((layer.weight, 0), (layer.bias, 0)),
+            num_outputs=layer.out_features,
+        )
+
+    def incoming(self, layer: nn.Linear) -> Iterable[tuple[str, int]]:
+        """Weight and bias."""
+        return (("weight", 0), ("bias", 0))
+
+    def resize(self, layer: nn.Linear, cut: Cut) -> None:
+        """Its two widths."""
+        layer.out_features, layer.in_features = layer.weight.shape
+
+
+@register(nn.Embedding)
+class Embedding(LayerKind):
+    """``nn.Embedding``: a neuron is a column of the weight."""
+
+    def ports(self, layer: nn.Embedding) -> Ports:
+        """Tokens come in, which are no channels."""
+        return Ports(
+            inputs=lambda i: [],
+            outputs=places((layer.weight, 1)),
+            num_outputs=layer.embedding_dim,
+        )
+
+    def incoming(self, layer: nn.Embedding) -> Iterable[tuple[str, int]]:
+        """The weight."""
+        return (("weight", 1),)
+
+    def resize(self, layer: nn.Embedding, cut: Cut) -> None:
+        """Its two widths."""
+        layer.num_embeddings, layer.embedding_dim = layer.weight.shape
+
+
+class LinearLike(LayerKind):
+    """A layer of one's own that multiplies its last axis by a weight.
+
+    ``outputs`` is the axis of the weight along which outputs lie. Register a subclass
+    for a layer class whose weight is the other way round than ``nn.Linear``'s::
+
+        @register(Conv1D)  # as Hugging Face has it
+        class TransposedLinear(LinearLike):
+            outputs = 1
+    """
+
+    weight = "weight"
+    bias = "bias"
+    outputs = 0
+
+    def stand_in(self, layer: Any) -> dict[nn.Module, Ports]:
+        """One linear layer does what the layer does."""
+        weight: Tensor = getattr(layer, self.weight)
+        bias: Tensor | None = getattr(layer, self.bias, None)
+        inputs = 1 - self.outputs
+        width_in, width_out = weight.shape[inputs], weight.shape[self.outputs]
+        linear = traced_linear(layer, "traced", width_in, width_out, weight)
+        layer.forward = MethodType(lambda self, x: linear(x), layer)
+        return {
+            linear: Ports(
+                inputs=places((weight, inputs)),
+                outputs=places((weight, self.outputs), (bias, 0)),
+                num_outputs=width_out,
+            )
+        }
+
+    def incoming(self, layer: Any) -> Iterable[tuple[str, int]]:
+        """Weight and bias."""
+        return ((self.weight, self.outputs), (self.bias, 0))

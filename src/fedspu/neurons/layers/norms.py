@@ -1,0 +1,83 @@
+"""Normalisation layers, and PReLU: a few values for each channel that passes."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedspu.neurons.layers.kind import Cut, LayerKind, Ports, places, register
+
+VALUES = ("weight", "bias", "running_mean", "running_var")
+
+
+class ChannelWise(LayerKind):
+    """A layer that has values for each channel, and passes the channel on."""
+
+    def ports(self, layer: Any) -> Ports | None:
+        """The same channels come in and go out."""
+        tensors = [t for n in VALUES if (t := getattr(layer, n, None)) is not None]
+        if not tensors or tensors[0].numel() == 1:
+            return None  # one value for all channels, or none at all
+        channel = places(*((tensor, 0) for tensor in tensors))
+        return Ports(inputs=channel, outputs=channel, num_outputs=len(tensors[0]))
+
+
+@register(nn.modules.batchnorm._NormBase)
+class BatchNorm(ChannelWise):
+    """Batch and instance norms of all dimensions."""
+
+    is_norm = True
+
+    def resize(self, layer: nn.modules.batchnorm._NormBase, cut: Cut) -> None:
+        """Its number of channels."""
+        tensor = layer.weight if layer.weight is not None else layer.running_mean
+        if tensor is not None:
+            layer.num_features = len(tensor)
+        else:  # nothing in it knows its width, but it would warn of another one
+            layer.register_forward_pre_hook(_follow_width)
+
+
+def _follow_width(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+    dims = {"1d": 1, "2d": 2, "3d": 3}[type(layer).__name__[-2:]]
+    vars(layer)["num_features"] = args[0].shape[-dims - 1]
+
+
+@register(nn.GroupNorm)
+class GroupNorm(ChannelWise):
+    """``nn.GroupNorm``."""
+
+    is_norm = True
+
+    def resize(self, layer: nn.GroupNorm, cut: Cut) -> None:
+        """Its number of channels."""
+        if layer.weight is not None:
+            layer.num_channels = len(layer.weight)
+
+
+@register(nn.LayerNorm)
+class LayerNorm(ChannelWise):
+    """``nn.LayerNorm``."""
+
+    is_norm = True
+
+    def resize(self, layer: Any, cut: Cut) -> None:
+        """Its shape."""
+        if layer.weight is not None:
+            layer.normalized_shape = tuple(layer.weight.shape)
+
+
+@register(nn.RMSNorm)
+class RMSNorm(LayerNorm):
+    """``nn.RMSNorm``: the dependency graph sees what it computes, and its weight."""
+
+    def ports(self, layer: Any) -> Ports | None:
+        """None of its own."""
+        return None
+
+
+@register(nn.PReLU)
+class PReLU(ChannelWise):
+    """``nn.PReLU``: a slope for each channel, or one for all."""
+
+    def resize(self, layer: nn.PReLU, cut: Cut) -> None:
+        """Its number of slopes."""
+        layer.num_parameters = len(layer.weight)

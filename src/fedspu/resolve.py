@@ -1,0 +1,107 @@
+"""From what a user gives to whole settings, checked before any file is opened.
+
+What is given goes before what the data set suggests, that before what the task
+suggests, and that before the paper's values.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedspu.data import FROM_MEMORY, find_source
+from fedspu.errors import SettingsError
+from fedspu.imports import is_place
+from fedspu.methods import check_options
+from fedspu.models import check_name
+from fedspu.settings import (
+    PARTITIONS,
+    DataSettings,
+    Settings,
+    flatten,
+    known_names,
+    nearest,
+    nest,
+)
+
+SUGGESTED_BY_TASK: dict[str, dict[str, Any]] = {
+    "language-model": {"data.partition": "iid"},  # a text has no class to divide by
+}
+
+TASKS = ("classification", "regression", "language-model", "segmentation")
+
+
+def resolve(given: Mapping[str, Any], in_python: Collection[str] = ()) -> Settings:
+    """Whole settings from values by (dotted or nested) name.
+
+    ``in_python`` says which of model, method and task were given as objects in Python:
+    their names are only labels then.
+    """
+    flat = dict(flatten(given))
+    _check_names(flat)
+    data = str(flat.get("data.name", DataSettings().name))
+    suggested = dict(SUGGESTED_BY_TASK.get(str(flat.get("task")), {}))
+    if data != FROM_MEMORY:
+        suggested |= find_source(data)[0].defaults
+    settings = _validated({**suggested, **flat})
+    _check_choices(settings, in_python)
+    if "method" in in_python:
+        return settings
+    return settings.model_copy(update={"method": check_options(settings.method)})
+
+
+def _check_names(flat: Mapping[str, Any]) -> None:
+    known = list(known_names())
+    for name in flat:
+        # What else the table [method] holds, the method itself knows.
+        if name not in known and not name.startswith("method."):
+            raise SettingsError(
+                f"{name}: no such setting{nearest(name, known)}; "
+                "`fedspu settings` lists them"
+            )
+        for other in flat:
+            if other.startswith(f"{name}."):
+                raise SettingsError(
+                    f"{name}, {other}: a table and a value have the same name"
+                )
+
+
+def _validated(flat: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings.model_validate(nest(flat))
+    except ValidationError as error:
+        first: dict[str, str] = {}  # problem of each setting
+        for problem in error.errors():
+            first.setdefault(_name_of(problem), _in_words(problem, flat))
+        raise SettingsError("; ".join(dict.fromkeys(first.values()))) from None
+
+
+def _name_of(problem: Any) -> str:
+    return ".".join(str(part) for part in problem["loc"] if not isinstance(part, int))
+
+
+def _in_words(problem: Any, flat: Mapping[str, Any]) -> str:
+    name = _name_of(problem)
+    if problem["type"] == "value_error":  # one of our own checks: a whole sentence
+        return str(problem["ctx"]["error"])
+    if problem["type"] == "missing":
+        return f"{name}: not given, and the data set suggests none; set --{name}"
+    wanted = problem["msg"].removeprefix("Input should be ")
+    return f"{name} = {flat.get(name, problem['input'])!r}: expected {wanted}"
+
+
+def _check_choices(settings: Settings, in_python: Collection[str]) -> None:
+    """Refuse names that stand for nothing."""
+    task, kind = settings.task, settings.data.partition
+    if "model" not in in_python:
+        check_name(settings.model)
+    if "task" not in in_python and task not in TASKS and not is_place(task):
+        raise SettingsError(
+            f"task = {task!r}: expected one of {', '.join(TASKS)}, or your own as "
+            f"package.module:task{nearest(task, list(TASKS))}"
+        )
+    if kind not in PARTITIONS:
+        raise SettingsError(
+            f"data.partition = {kind!r}: expected one of {', '.join(PARTITIONS)}"
+            f"{nearest(kind, list(PARTITIONS))}"
+        )

@@ -1,0 +1,166 @@
+"""An interrupted ``fedspu run``, and ``fedspu run --resume``."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedspu.federation.folder import RunFolder
+from fedspu.federation.saved_run import SavedRun
+from tests.cli.commands import (
+    Command,
+    finished,
+    in_process_of_its_own,
+    interrupt_at_turn,
+)
+from tests.oracles.federation import folder_content
+
+
+@pytest.mark.usefixtures("nets")
+def test_an_interrupted_run_says_how_to_go_on_and_does(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("run", "small.toml", "--out", "whole")
+    with monkeypatch.context() as patch:
+        interrupt_at_turn(patch, 7)
+        result = command("run", "small.toml", "--out", "mine")
+    assert result.code == 130
+    assert "rounds up to 2 are saved" in result.error
+    words = re.findall(r"`fedspu (.*)`", result.error)[0].split()
+    again = command(*words)
+    assert again.code == 0
+    assert [line.split()[1] for line in again.err.splitlines()] == ["3/3"]
+    assert folder_content(Path("mine")) == folder_content(Path("whole"))
+
+
+def test_ctrl_c_in_mid_round_loses_that_round_alone(
+    command: Command, nets: str
+) -> None:
+    words = ("run", "small.toml", "--model", f"{nets}:Slow", "--rounds", "6")
+    process = in_process_of_its_own(*words, "--workers", "2", "--out", "mine")
+    assert process.stderr is not None
+    for line in process.stderr:  # a round takes a tenth of a second
+        if line.startswith("round 2/6"):
+            process.send_signal(signal.SIGINT)
+            break
+    result = finished(process)
+    assert result.code == 130
+    saved = int(re.findall(r"rounds up to (\d) are saved", result.error)[0])
+    assert 2 <= saved < 6
+    assert SavedRun(Path("mine")).checkpoint().federation.round == saved
+    assert command("run", "--resume", "mine").code == 0
+    command(*words, "--out", "whole")
+    assert folder_content(Path("mine")) == folder_content(Path("whole"))
+
+
+def test_ctrl_c_in_the_first_round_leaves_nothing_half_written(
+    command: Command, nets: str
+) -> None:
+    slow = ("--model", f"{nets}:Slow", "--epochs", "60", "--rounds", "1")
+    process = in_process_of_its_own("run", "small.toml", *slow, "--out", "mine")
+    while process.poll() is None:
+        if Path("mine/checkpoint/federation.json").exists():
+            break
+        time.sleep(0.02)
+    time.sleep(0.1)  # the round takes some seconds
+    process.send_signal(signal.SIGINT)
+    result = finished(process)
+    assert result.code == 130
+    assert result.error.startswith("interrupted")
+    if Path("mine").exists():
+        assert command("run", "--resume", "mine").code == 0
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("words", [["run"], ["compare"]])
+def test_ctrl_c_before_anything_is_played_leaves_nothing(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedspu.runs.make_plan", interrupted)
+    result = command(*words, "small.toml", "--out", "mine")
+    assert (result.code, result.out) == (130, "")
+    assert result.error.startswith("interrupted")
+    assert not Path("mine").exists()
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.filterwarnings("ignore:workers = ")  # there may be one core
+def test_a_run_may_be_resumed_with_other_workers(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("run", "small.toml", "--out", "whole")
+    with monkeypatch.context() as patch:
+        interrupt_at_turn(patch, 4)
+        command("run", "small.toml", "--out", "mine")
+    result = command("run", "--resume", "mine", "--workers", 2, "--json")
+    assert (result.code, json.loads(result.out)["workers"]) == (0, 2)
+    assert folder_content(Path("mine")) == folder_content(Path("whole"))
+
+
+# Mistakes ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("number", ["0", "-1", "many", "1.5"])
+def test_a_run_is_not_resumed_with_a_wrong_number_of_workers(
+    command: Command, number: str
+) -> None:
+    command("run", "small.toml", "--out", "mine")
+    before = folder_content(Path("mine"))
+    result = command("run", "--resume", "mine", "--workers", number)
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+    assert result.error.startswith("workers = ")
+    assert folder_content(Path("mine")) == before
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("words", [["--rounds", "9"], ["small.toml"], ["--seed", "0"]])
+def test_a_run_goes_on_with_its_own_settings(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at_turn(patch, 4)
+        command("run", "small.toml", "--out", "mine")
+    before = folder_content(Path("mine"))
+    result = command("run", *words, "--resume", "mine")
+    assert result.code == 2
+    assert "cannot be changed on the way" in result.error
+    assert folder_content(Path("mine")) == before
+
+
+@pytest.mark.usefixtures("nets")
+def test_a_run_that_is_being_played_cannot_be_resumed(command: Command) -> None:
+    command("run", "small.toml", "--out", "mine")
+    before = folder_content(Path("mine"))
+    other = RunFolder.open(Path("mine"))
+    result = command("run", "--resume", "mine")
+    other.close()
+    assert (result.code, result.out) == (2, "")
+    assert "mine is being written by another run" in result.error
+    assert folder_content(Path("mine")) == before
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("name", ["nowhere", ".", "f.npz"])
+def test_a_folder_that_is_no_run_cannot_be_resumed(command: Command, name: str) -> None:
+    result = command("run", "--resume", name)
+    assert (result.code, result.out) == (2, "")
+    assert f"{name} is not a run folder" in result.error
+    assert not Path("nowhere").exists()
+
+
+@pytest.mark.usefixtures("nets")
+def test_a_damaged_checkpoint_is_named(command: Command) -> None:
+    command("run", "small.toml", "--out", "mine")
+    Path("mine/checkpoint/federation.json").write_text("{")
+    result = command("run", "--resume", "mine")
+    assert result.code == 2
+    assert "mine: its checkpoint is damaged" in result.error

@@ -1,0 +1,92 @@
+"""Mistakes in ``fedspu run``: each is exit 2, one clear line, and no folder."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.commands import Command
+from tests.oracles.federation import examples
+
+BAD_WORDS: list[tuple[str, str]] = [
+    ("--set train.lrr=0.1", r"train\.lrr: no such setting .*did you mean train\.lr\?"),
+    ("--set zzz=1", "zzz: no such setting"),
+    ("--set rounds", "--set rounds: expected key=value"),
+    ("--method fedspoo", r"method = 'fedspoo'.*did you mean fedspu\?"),
+    ("--set method=fedavgg", r"'fedavgg'.*did you mean fedavg\?"),
+    ("--capacities 0", r"clients\.capacities = \[0\.0\]: .*greater than 0"),
+    ("--capacities 0.5,1.2", r"clients\.capacities = .*less than or equal to 1"),
+    ("--capacities 0.5,-1", r"clients\.capacities = .*greater than 0"),
+    ("--capacities half", "--capacities half: expected numbers"),
+    ("--alpha 0", r"data\.alpha = 0: .*greater than 0"),
+    ("--alpha -2", r"data\.alpha = -2: .*greater than 0"),
+    ("--alpha nan", r"data\.alpha = nan"),
+    ("--clients 121", r"clients\.number = 121"),
+    ("--clients 13", r"clients\.number = 13 with data\.min_examples = 10"),
+    (
+        "--clients 60 --set data.min_examples=2 --set data.partition=iid",
+        "client 0: .*2 examples.*data.min_examples",
+    ),
+    ("--set data.partition=round-robin", r"data\.partition = 'round-robin'"),
+    ("--per-round 7", r"clients\.per_round = 7: .*clients\.number = 6"),
+    ("--rounds 0", "rounds = 0"),
+    ("--lr -1", r"train\.lr = -1"),
+    ("--device nowhere", "device = 'nowhere'.*try cpu"),
+    ("--data digitz", r"data\.name = 'digitz'.*did you mean digits\?"),
+    ("--data arrays", r"data\.name = 'arrays': expected arrays:FILE\.npz"),
+    ("--data arrays:none.npz", r"none\.npz: No such file"),
+    ("--data arrays:small.toml", r"small\.toml is not an \.npz file"),
+    ("--data arrays:nan.npz", r"NaN .*x\[7\]"),
+    ("--data arrays:six.npz", "scores for 3 classes.*go up to 5"),
+    ("--data arrays:negative.npz", r"y\[2\] = -1"),
+    ("--data arrays:floats.npz", "y holds float64; expected integers"),
+    ("--data arrays:short.npz", "120 examples in x but 100 targets in y"),
+    ("--data arrays:x_only.npz", "has no targets, an array y; .*classification needs"),
+    ("--model NETS:few", "scores for 2 classes.*go up to 2"),
+    ("--model NETS:flat", r"returned \(2,\) .*expected \(2, 3\)"),
+    ("--model NETS:pair", "returned a tuple; expected a tensor"),
+    ("--model NETS:narrow", r"failed on two examples of shape \(1, 4, 4\)"),
+    ("--model NETS:failing", "failed on two examples.*first line"),
+    ("--model NETS:number", r"returned a int; expected a torch\.nn\.Module"),
+    ("--model NETS:nothing", r"returned a NoneType; expected a torch\.nn\.Module"),
+    ("--model NETS:constant", "constant': it is a int; expected a function"),
+    ("--model NETS:needs_more", "function without arguments.*width"),
+    ("--model NETS:missing", "has no missing"),
+    ("--model nosuchmodule:build", "no module named nosuchmodule"),
+    ("--model digts", r"model = 'digts'.*did you mean digits\?"),
+    ("--out f.npz", r"f\.npz is in use already"),
+    ("--resume nowhere", "--resume takes the settings in nowhere"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_WORDS)
+def test_a_mistake_is_one_clear_line_and_leaves_no_folder(
+    command: Command, nets: str, words: str, message: str
+) -> None:
+    x, y = examples()
+    np.savez("six.npz", x=x, y=y + 3)
+    np.savez("negative.npz", x=x, y=y - (np.arange(120) == 2) * 3)
+    np.savez("floats.npz", x=x, y=y.astype(float))
+    np.savez("short.npz", x=x, y=y[:100])
+    np.savez("x_only.npz", x=x)
+    np.savez(
+        "nan.npz", x=np.where(np.arange(120)[:, None, None, None] == 7, np.nan, x), y=y
+    )
+    before = sorted(path.name for path in Path().iterdir())
+
+    out = () if "--out" in words else ("--out", "mine")
+    result = command("run", "small.toml", *words.replace("NETS", nets).split(), *out)
+
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+    assert re.search(message, result.error)
+    left = {path.name for path in Path().iterdir()} - {"__pycache__"}
+    assert sorted(left) == before
+
+
+@pytest.mark.usefixtures("nets")
+def test_with_json_a_mistake_prints_nothing_on_stdout(command: Command) -> None:
+    result = command("run", "small.toml", "--rounds", 0, "--json")
+    assert (result.code, result.out) == (2, "")
+    assert "rounds = 0" in result.error

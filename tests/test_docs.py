@@ -1,0 +1,92 @@
+"""The Python in the docs runs, and does what the text around it says."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedspu
+from fedspu.conformance import LAWS, check
+from fedspu.conformance.nets import ConvNet, made_examples
+from tests.oracles.federation import run_for
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    """The Python of a page, one text for each block."""
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.S)
+
+
+@pytest.fixture
+def mylab() -> Iterator[ModuleType]:
+    """A module with the example method of its page, as a user would write it."""
+    module: Any = ModuleType("mylab_lazy")
+    sys.modules["mylab_lazy"] = module
+    for block in blocks("write-a-method.md"):
+        exec(block, vars(module))
+    yield module
+    del sys.modules["mylab_lazy"]
+
+
+def test_the_first_method_of_the_page_is_fedspu_itself() -> None:
+    found: dict[str, Any] = {}
+    exec(blocks("write-a-method.md")[0], found)
+    from fedspu.methods.fedspu import fedspu as ours
+
+    assert found["fedspu"] == ours
+
+
+def test_the_example_method_obeys_the_laws(mylab: Any) -> None:
+    # It is sent everything, and trains its share of that.
+    check(mylab.lazy, ConvNet, made_examples(), leave_out=set())
+    assert len(LAWS) == 10
+
+
+def test_the_example_method_trains_all_neurons_equally_often(mylab: Any) -> None:
+    run = run_for(method_record=mylab.lazy, clients__per_round=6, rounds=4)
+    for client in range(6):
+        for counts in run.memory(client).extra.values():
+            assert float(counts.max() - counts.min()) <= 1
+
+
+@pytest.mark.usefixtures("mylab")
+def test_the_example_method_has_its_options() -> None:
+    run = run_for(method="mylab_lazy:patient", method__patience=3, rounds=1)
+    assert run.plan.method.name == "lazy-3"
+
+
+def test_the_example_task_runs_and_is_another_one() -> None:
+    found: dict[str, Any] = {}
+    exec(blocks("tasks.md")[0], found)
+    given = {"rounds": 1, "judge.clients": 2}
+    smooth = fedspu.simulate(given, task=found["smooth"])
+    plain = fedspu.simulate(given)
+    assert smooth.summary["task"] == "smooth"
+    assert smooth.rounds[0]["train_loss"] != plain.rounds[0]["train_loss"]
+
+
+def test_the_small_engine_of_its_page_gives_the_same_bits() -> None:
+    given = (
+        "from fedspu.federation.client import Client\n"
+        "from fedspu.federation.messages import pack_request, unpack_reply\n"
+        "from fedspu.federation.rounds import Answer, Cost, Facts\n"
+    )
+    found: dict[str, Any] = {}
+    exec(given + blocks("write-an-engine.md")[1], found)
+    engine = found["LocalEngine"]
+
+    def make_engine(plan: Any, examples: Any) -> Any:
+        import torch
+
+        from fedspu.federation.memory import Shelf
+
+        return engine(plan, examples, Shelf(None), torch.device("cpu"))
+
+    same = "arrival_engine_and_resume_make_no_difference"
+    others = set(LAWS) - {same}
+    check("fedspu", ConvNet, made_examples(), leave_out=others, engines=(make_engine,))

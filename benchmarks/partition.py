@@ -23,7 +23,8 @@ from fedspu.data.division import PARTITIONS
 from fedspu.data.examples import allot, divide
 from fedspu.resolve import resolve
 from fedspu.settings import Settings
-from fedspu.tasks import Task, classification
+from fedspu.tasks.classification import classification
+from fedspu.tasks.task import Task
 
 NUM_EXAMPLES = 814_255
 NUM_OWNERS = 20_000

@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from fedspu import tasks
 from fedspu.data import DATASETS, FROM_MEMORY, Source
 from fedspu.data.division import PARTITIONS as DIVIDERS
 from fedspu.errors import FedSPUError, ModelError, SettingsError
 from fedspu.methods import CATALOGUE, METHODS, Entry
 from fedspu.models import MODELS
-from fedspu.resolve import TASKS, resolve
+from fedspu.resolve import resolve
 from fedspu.settings import PARTITIONS, Settings, flatten, known_names
+from fedspu.tasks import TASKS
 
 MINE = {"data.name": "arrays:my.npz", "model": "mlp"}
 """Data that suggests nothing, and a model for it."""
@@ -298,10 +298,6 @@ def test_an_unknown_partition_is_refused_with_the_nearest() -> None:
 # Tasks --------------------------------------------------------------------------------
 
 
-def test_the_tasks_are_those_that_there_are() -> None:
-    assert set(TASKS) == set(tasks.TASKS)
-
-
 @pytest.mark.parametrize("name", [*TASKS, "none_such.tasks:mine"])
 def test_a_task_may_be_named(name: str) -> None:
     assert of_mine(task=name).task == name
@@ -448,7 +444,7 @@ def test_options_of_a_method_in_python_are_its_own_business() -> None:
 OWN_METHOD = """
 from dataclasses import replace
 
-from fedspu.methods.fedavg import fedavg
+from fedspu.methods.whole_model.fedavg import fedavg
 from fedspu.methods.options import FedAvgOptions, Options
 from fedspu.settings import Count, setting
 

@@ -17,7 +17,8 @@ from fedspu.methods import Entry, all_methods
 from fedspu.methods.method import ClientRound, Method, Offer
 from fedspu.resolve import resolve
 from fedspu.settings import read_toml
-from fedspu.tasks import Metric, classification
+from fedspu.tasks.classification import classification
+from fedspu.tasks.task import Metric
 from tests.oracles.federation import (
     ConvNet,
     distance,

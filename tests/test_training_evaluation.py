@@ -9,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspu.tasks import (
-    IGNORED,
-    Metric,
-    classification,
-    language_model,
-    regression,
-    segmentation,
-)
+from fedspu.tasks.classification import classification
+from fedspu.tasks.language_model import language_model
+from fedspu.tasks.regression import regression
+from fedspu.tasks.segmentation import segmentation
+from fedspu.tasks.task import IGNORED, Metric
 from fedspu.training import BATCH, Score, blended_loss, evaluate, has_stopped
 from tests.oracles.zoo import chain, noise
 

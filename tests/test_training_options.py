@@ -15,7 +15,7 @@ from fedspu.errors import FedSPUError, SettingsError
 from fedspu.federation.server import Federation
 from fedspu.runs import prepare
 from fedspu.settings import TrainSettings
-from fedspu.tasks import segmentation
+from fedspu.tasks.segmentation import segmentation
 from fedspu.training import CROP, batches, make_augmentation, train
 from tests.oracles.federation import (
     SMALL,

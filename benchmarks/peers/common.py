@@ -387,7 +387,7 @@ def plan_of(
     from fedspu.federation.plan import Sample, make_plan
     from fedspu.methods import make_method
     from fedspu.resolve import resolve
-    from fedspu.tasks import classification
+    from fedspu.tasks.classification import classification
 
     kind = NETS[net]
     half = (0.5,) * kind.shape[0]

@@ -9,11 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedspu import models, tasks
 from fedspu.data import FROM_MEMORY, find_source
 from fedspu.errors import SettingsError
-from fedspu.imports import is_place
 from fedspu.methods import check_options
-from fedspu.models import check_name
 from fedspu.settings import (
     PARTITIONS,
     DataSettings,
@@ -27,8 +26,6 @@ from fedspu.settings import (
 SUGGESTED_BY_TASK: dict[str, dict[str, Any]] = {
     "language-model": {"data.partition": "iid"},  # a text has no class to divide by
 }
-
-TASKS = ("classification", "regression", "language-model", "segmentation")
 
 
 def resolve(given: Mapping[str, Any], in_python: Collection[str] = ()) -> Settings:
@@ -92,14 +89,11 @@ def _in_words(problem: Any, flat: Mapping[str, Any]) -> str:
 
 def _check_choices(settings: Settings, in_python: Collection[str]) -> None:
     """Refuse names that stand for nothing."""
-    task, kind = settings.task, settings.data.partition
+    kind = settings.data.partition
     if "model" not in in_python:
-        check_name(settings.model)
-    if "task" not in in_python and task not in TASKS and not is_place(task):
-        raise SettingsError(
-            f"task = {task!r}: expected one of {', '.join(TASKS)}, or your own as "
-            f"package.module:task{nearest(task, list(TASKS))}"
-        )
+        models.check_name(settings.model)
+    if "task" not in in_python:
+        tasks.check_name(settings.task)
     if kind not in PARTITIONS:
         raise SettingsError(
             f"data.partition = {kind!r}: expected one of {', '.join(PARTITIONS)}"

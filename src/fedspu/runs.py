@@ -40,7 +40,8 @@ from fedspu.methods.method import Memory, Method, Which
 from fedspu.neurons.table import State
 from fedspu.resolve import resolve
 from fedspu.settings import Settings, flatten, read_toml
-from fedspu.tasks import Task, find_task
+from fedspu.tasks import find_task
+from fedspu.tasks.task import Task
 
 Watch = Callable[[Plan, Round], None]
 """Called after every round, once it is saved."""

@@ -16,7 +16,7 @@ from fedspu.errors import TrainingError
 from fedspu.neurons.table import Active, Neurons, State
 from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings
-from fedspu.tasks import Loss, Task
+from fedspu.tasks.task import Loss, Task
 
 Augmentation = Callable[[Tensor], Tensor]
 """Changes a batch of training inputs at random."""

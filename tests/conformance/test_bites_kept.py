@@ -21,9 +21,9 @@ from fedspu.federation.record import summarise
 from fedspu.federation.rounds import Cost
 from fedspu.federation.saved_run import Checkpoint, SavedRun
 from fedspu.federation.server import Federation, next_federation
-from fedspu.methods.ditto import two_models
 from fedspu.methods.fedspu import fedspu
 from fedspu.methods.method import Memory, Trained, Turn, local_epochs
+from fedspu.methods.whole_model.ditto import two_models
 from fedspu.neurons.blocks import state_of
 from fedspu.settings import TrainSettings
 from fedspu.training import LocalTraining
@@ -84,7 +84,7 @@ def test_a_personal_model_sent_in_place_of_the_global_one(monkeypatch: Patch) ->
         trained = two_models(turn, local, pull)
         return replace(trained, sent=trained.own)
 
-    monkeypatch.setattr("fedspu.methods.ditto.two_models", fault)
+    monkeypatch.setattr("fedspu.methods.whole_model.ditto.two_models", fault)
     assert_caught(FEDAVG, "ditto")
 
 

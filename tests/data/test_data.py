@@ -8,7 +8,7 @@ import pytest
 from fedspu import data
 from fedspu.data.dataset import Dataset
 from fedspu.errors import DataError, SettingsError
-from fedspu.tasks import TASKS
+from fedspu.tasks import find_task
 
 
 def save(file: Path) -> None:
@@ -84,10 +84,10 @@ def test_what_a_source_loads_is_checked(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_data_is_loaded_for_a_task(tmp_path: Path) -> None:
     save(tmp_path / "mine.npz")
-    numbers = data.load("arrays:mine.npz", tmp_path, TASKS["regression"])
+    numbers = data.load("arrays:mine.npz", tmp_path, find_task("regression"))
     assert numbers.y.is_floating_point()
     with pytest.raises(DataError, match=r"mine\.npz: .* expected token numbers"):
-        data.load("arrays:mine.npz", tmp_path, TASKS["language-model"])
+        data.load("arrays:mine.npz", tmp_path, find_task("language-model"))
 
 
 # The catalogue ------------------------------------------------------------------------

@@ -6,15 +6,12 @@ from torch import Tensor
 
 from fedspu.data.dataset import NO_TARGETS, Dataset, with_targets
 from fedspu.errors import DataError
-from fedspu.tasks import (
-    IGNORED,
-    TASKS,
-    Task,
-    classification,
-    language_model,
-    regression,
-    segmentation,
-)
+from fedspu.tasks import TASKS, find_task
+from fedspu.tasks.classification import classification
+from fedspu.tasks.language_model import language_model
+from fedspu.tasks.regression import regression
+from fedspu.tasks.segmentation import segmentation
+from fedspu.tasks.task import IGNORED, Task
 
 NAN, INF = float("nan"), float("inf")
 
@@ -63,7 +60,7 @@ def test_a_task_changes_nothing_but_the_targets_and_their_number(name: str) -> N
     x, y = SOUND[name]
     owners = torch.tensor([0, 0, 1, 1])
     given = Dataset("mine", x, y, owners=owners, classes=("a",), notes=("odd",))
-    found = with_targets(given, TASKS[name])
+    found = with_targets(given, find_task(name))
     assert found.x is x
     assert found.num_outputs > 0
     assert replace(found, y=y, num_outputs=0).__dict__ == given.__dict__
@@ -71,8 +68,8 @@ def test_a_task_changes_nothing_but_the_targets_and_their_number(name: str) -> N
 
 @pytest.mark.parametrize("name", SOUND)
 def test_what_a_task_made_of_data_it_takes_again(name: str) -> None:
-    once = with_targets(Dataset("mine", *SOUND[name]), TASKS[name])
-    twice = with_targets(once, TASKS[name])
+    once = with_targets(Dataset("mine", *SOUND[name]), find_task(name))
+    twice = with_targets(once, find_task(name))
     assert torch.equal(twice.y, once.y)
     assert twice.y.dtype == once.y.dtype
     assert twice.num_outputs == once.num_outputs
@@ -85,26 +82,26 @@ def test_broken_examples_are_counted_and_the_first_is_named(name: str) -> None:
     x[3, 0, 1, 1] = INF
     x[3, 0, 1, 0] = -INF
     with pytest.raises(DataError, match=r"^mine: 2 of 4 examples .* first is x\[1\]$"):
-        checked(x, SOUND[name][1], TASKS[name])
+        checked(x, SOUND[name][1], find_task(name))
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_lengths_that_differ_are_refused(name: str) -> None:
     x, y = SOUND[name]
-    words = refusal(x, y[:3], TASKS[name])
+    words = refusal(x, y[:3], find_task(name))
     assert words == "mine: 4 examples in x but 3 targets in y"
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_an_empty_data_set_is_refused(name: str) -> None:
     x, y = SOUND[name]
-    words = refusal(x[:0], y[:0], TASKS[name])
+    words = refusal(x[:0], y[:0], find_task(name))
     assert words == "mine: no examples; expected at least one"
 
 
 @pytest.mark.parametrize("name", sorted(set(SOUND) - {"language-model"}))
 def test_a_task_that_cannot_make_targets_needs_them(name: str) -> None:
-    words = refusal(SOUND[name][0], NO_TARGETS, TASKS[name])
+    words = refusal(SOUND[name][0], NO_TARGETS, find_task(name))
     assert words == f"mine: has no targets, an array y; task {name} needs them"
 
 

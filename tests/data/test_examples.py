@@ -10,7 +10,7 @@ from fedspu.data.examples import WITHOUT_CLASSES, DividedData, allot, divide, st
 from fedspu.errors import DataError, SettingsError
 from fedspu.resolve import resolve
 from fedspu.settings import PARTITIONS, Settings
-from fedspu.tasks import TASKS
+from fedspu.tasks import TASKS, find_task
 
 NUMBER = 60
 
@@ -29,7 +29,7 @@ def data_for(task: str) -> Dataset:
             "segmentation": (place % 3).view(-1, 1, 1).repeat(1, 2, 2),
         }[task]
         given = Dataset("images", x, y)
-    return with_targets(replace(given, owners=place % 12), TASKS[task])
+    return with_targets(replace(given, owners=place % 12), find_task(task))
 
 
 def settings_for(task: str, **given: Any) -> Settings:
@@ -40,7 +40,7 @@ def settings_for(task: str, **given: Any) -> Settings:
 
 
 def divided(task: str, **given: Any) -> DividedData:
-    return divide(settings_for(task, **given), data_for(task), TASKS[task])
+    return divide(settings_for(task, **given), data_for(task), find_task(task))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -83,7 +83,7 @@ def test_one_seed_divides_alike_and_another_does_not() -> None:
 @pytest.mark.parametrize("task", sorted(set(TASKS) - {"language-model"}))
 def test_a_task_with_classes_is_divided_in_any_way(task: str, kind: str) -> None:
     shares = allot(
-        settings_for(task, data__partition=kind), data_for(task), TASKS[task]
+        settings_for(task, data__partition=kind), data_for(task), find_task(task)
     )
     assert sorted(np.concatenate(shares).tolist()) == list(range(NUMBER))
 
@@ -91,7 +91,7 @@ def test_a_task_with_classes_is_divided_in_any_way(task: str, kind: str) -> None
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
 def test_texts_are_divided_in_ways_that_need_no_classes(kind: str) -> None:
     settings = settings_for("language-model", data__partition=kind)
-    shares = allot(settings, data_for("language-model"), TASKS["language-model"])
+    shares = allot(settings, data_for("language-model"), find_task("language-model"))
     assert sorted(np.concatenate(shares).tolist()) == list(range(NUMBER))
 
 
@@ -107,7 +107,7 @@ def test_texts_have_no_classes_to_divide_by(kind: str) -> None:
 
 def test_classes_of_examples_are_those_of_their_task() -> None:
     def of(task: str) -> list[int]:
-        return list(map(int, strata(data_for(task), TASKS[task])))
+        return list(map(int, strata(data_for(task), find_task(task))))
 
     thirds = [place % 3 for place in range(NUMBER)]
     assert of("classification") == thirds
@@ -118,7 +118,7 @@ def test_classes_of_examples_are_those_of_their_task() -> None:
 
 def test_few_numbers_in_a_shard_are_near_each_other() -> None:
     settings = settings_for("regression", data__partition="shards", data__shards=1)
-    shares = allot(settings, data_for("regression"), TASKS["regression"])
+    shares = allot(settings, data_for("regression"), find_task("regression"))
     spans = [int(share.max() - share.min()) for share in shares]
     assert max(spans) < 2 * NUMBER // 6
 
@@ -133,4 +133,4 @@ def test_a_client_with_too_few_examples_is_named() -> None:
     with pytest.raises(
         DataError, match=r"^client \d+: 2 examples; expected at least 3"
     ):
-        divide(settings, data_for("classification"), TASKS["classification"])
+        divide(settings, data_for("classification"), find_task("classification"))

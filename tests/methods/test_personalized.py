@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.methods.fedper import last_layers
+from fedspu.methods.whole_model.fedper import last_layers
 from fedspu.neurons.table import Neurons
 from tests.methods.checks import (
     CLOSE,

@@ -14,7 +14,7 @@ import fedspu
 from fedspu.errors import SettingsError
 from fedspu.federation import client as client_module
 from fedspu.federation.plan import Build
-from fedspu.methods.hermes import hermes
+from fedspu.methods.sub_model.hermes import hermes
 from tests.methods.checks import (
     CLOSE,
     NETS,

@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspu.tasks import (
-    IGNORED,
-    Task,
-    classification,
-    language_model,
-    regression,
-    segmentation,
-)
+from fedspu.tasks.classification import classification
+from fedspu.tasks.language_model import language_model
+from fedspu.tasks.regression import regression
+from fedspu.tasks.segmentation import segmentation
+from fedspu.tasks.task import IGNORED, Task
 
 CLASSES = 4
 

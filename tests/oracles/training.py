@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from fedspu import Active, map_neurons
 from fedspu.settings import TrainSettings
-from fedspu.tasks import Task, classification
+from fedspu.tasks.classification import classification
+from fedspu.tasks.task import Task
 from fedspu.training import LocalTraining
 from tests.oracles.zoo import chain, noise
 

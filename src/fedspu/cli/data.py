@@ -263,7 +263,7 @@ def show(
     from fedspu.data.examples import allot
     from fedspu.reports import label_counts as report
     from fedspu.reports import plots
-    from fedspu.tasks import classification
+    from fedspu.tasks.classification import classification
 
     if plot is not None:
         plots.check_plot(plot)

@@ -15,7 +15,7 @@ from fedspu.settings import nearest
 
 if TYPE_CHECKING:
     from fedspu.data.dataset import Dataset
-    from fedspu.tasks import Task
+    from fedspu.tasks.task import Task
 
 FROM_MEMORY = "arrays"
 """The name of data that was given as arrays in Python."""
@@ -141,7 +141,7 @@ def load(
     A relative FILE of the user's own lies in ``folder``.
     """
     from fedspu.data.dataset import with_targets
-    from fedspu.tasks import classification
+    from fedspu.tasks.classification import classification
 
     source, file = find_source(name)
     place = (folder or Path()) / Path(file).expanduser() if file else folder

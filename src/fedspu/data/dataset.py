@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedspu.errors import DataError
-from fedspu.tasks import Task
+from fedspu.tasks.task import Task
 
 
 @dataclass(frozen=True)

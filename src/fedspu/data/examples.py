@@ -12,7 +12,7 @@ from fedspu.data.splits import MIN_EXAMPLES, Splits
 from fedspu.errors import SettingsError
 from fedspu.settings import Settings
 from fedspu.streams import stream
-from fedspu.tasks import Task
+from fedspu.tasks.task import Task
 
 WITHOUT_CLASSES = ("iid", "natural", "quantity")
 """Ways to divide examples that have no classes."""

@@ -21,7 +21,7 @@ from fedspu.neurons.mapping import map_neurons
 from fedspu.neurons.table import Active, Blocks, Neurons, State
 from fedspu.settings import Settings, TrainSettings
 from fedspu.streams import stream, torch_stream
-from fedspu.tasks import Task, check_output
+from fedspu.tasks.task import Task, check_output
 
 Build = Callable[[], nn.Module]
 

@@ -20,7 +20,7 @@ from fedspu.federation.plan import (
 from fedspu.methods.method import Method
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
 from fedspu.settings import Settings
-from fedspu.tasks import Task
+from fedspu.tasks.task import Task
 
 
 def describe_plan(plan: Plan, sample: Sample) -> str:

@@ -39,29 +39,35 @@ class Entry:
 
 CATALOGUE: tuple[Entry, ...] = (
     Entry("fedspu", "fedspu.methods.fedspu:fedspu"),
-    Entry("fjord", "fedspu.methods.fjord:fjord"),
-    Entry("hermes", "fedspu.methods.hermes:hermes"),
-    Entry("fedmp", "fedspu.methods.fedmp:fedmp"),
-    Entry("prunefl", "fedspu.methods.prunefl:prunefl"),
-    Entry("fedselect", "fedspu.methods.fedselect:fedselect"),
-    Entry("feddrop", "fedspu.methods.feddrop:feddrop"),
-    Entry("fedavg", "fedspu.methods.fedavg:fedavg", options=FedAvgOptions),
-    Entry("local", "fedspu.methods.local:local"),
-    Entry("small", "fedspu.methods.small:small"),
+    Entry("fjord", "fedspu.methods.sub_model.fjord:fjord"),
+    Entry("hermes", "fedspu.methods.sub_model.hermes:hermes"),
+    Entry("fedmp", "fedspu.methods.sub_model.fedmp:fedmp"),
+    Entry("prunefl", "fedspu.methods.sub_model.prunefl:prunefl"),
+    Entry("fedselect", "fedspu.methods.sub_model.fedselect:fedselect"),
+    Entry("feddrop", "fedspu.methods.sub_model.feddrop:feddrop"),
+    Entry("fedavg", "fedspu.methods.whole_model.fedavg:fedavg", options=FedAvgOptions),
+    Entry("local", "fedspu.methods.whole_model.local:local"),
+    Entry("small", "fedspu.methods.sub_model.small:small"),
     Entry(
         "fjord",
-        "fedspu.methods.fjord_original:fjord_original",
+        "fedspu.methods.sub_model.fjord_original:fjord_original",
         reading="original",
         options=FjordOptions,
     ),
-    Entry("heterofl", "fedspu.methods.heterofl:heterofl", reading="original"),
-    Entry("fedrolex", "fedspu.methods.fedrolex:fedrolex", reading="original"),
-    Entry("ditto", "fedspu.methods.ditto:ditto", "original", DittoOptions),
-    Entry("apfl", "fedspu.methods.apfl:apfl", "original", APFLOptions),
-    Entry("fedper", "fedspu.methods.fedper:fedper", "original", HeadOptions),
-    Entry("fedrep", "fedspu.methods.fedrep:fedrep", "original", FedRepOptions),
-    Entry("fedbn", "fedspu.methods.fedbn:fedbn", reading="original"),
-    Entry("fedala", "fedspu.methods.fedala:fedala", "original", FedALAOptions),
+    Entry("heterofl", "fedspu.methods.sub_model.heterofl:heterofl", reading="original"),
+    Entry("fedrolex", "fedspu.methods.sub_model.fedrolex:fedrolex", reading="original"),
+    Entry("ditto", "fedspu.methods.whole_model.ditto:ditto", "original", DittoOptions),
+    Entry("apfl", "fedspu.methods.whole_model.apfl:apfl", "original", APFLOptions),
+    Entry(
+        "fedper", "fedspu.methods.whole_model.fedper:fedper", "original", HeadOptions
+    ),
+    Entry(
+        "fedrep", "fedspu.methods.whole_model.fedrep:fedrep", "original", FedRepOptions
+    ),
+    Entry("fedbn", "fedspu.methods.whole_model.fedbn:fedbn", reading="original"),
+    Entry(
+        "fedala", "fedspu.methods.whole_model.fedala:fedala", "original", FedALAOptions
+    ),
 )
 """All methods; of those with two readings, the one that is meant by the name first."""
 

@@ -17,7 +17,7 @@ from fedspu.neurons.blocks import merge, state_of
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Neurons, Payload, State
 from fedspu.streams import generator, stream_key
-from fedspu.tasks import Task
+from fedspu.tasks.task import Task
 from fedspu.training import LocalTraining, train
 
 Which = Literal["personal", "global"]

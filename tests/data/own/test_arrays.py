@@ -10,14 +10,12 @@ from fedspu import data
 from fedspu.data.dataset import NO_TARGETS, with_targets
 from fedspu.data.own.arrays import from_arrays, load
 from fedspu.errors import DataError
-from fedspu.tasks import (
-    IGNORED,
-    TASKS,
-    classification,
-    language_model,
-    regression,
-    segmentation,
-)
+from fedspu.tasks import find_task
+from fedspu.tasks.classification import classification
+from fedspu.tasks.language_model import language_model
+from fedspu.tasks.regression import regression
+from fedspu.tasks.segmentation import segmentation
+from fedspu.tasks.task import IGNORED
 
 GREY = np.full((4, 5, 6), 51, dtype=np.uint8)
 LABELS = np.array([0, 1, 2, 1])
@@ -173,7 +171,7 @@ def test_a_file_has_the_targets_of_its_task(
     tmp_path: Path, task: str, y: Any, outputs: int
 ) -> None:
     file = saved(tmp_path, x=GREY, y=y)
-    dataset = data.load("arrays:mine.npz", tmp_path, TASKS[task])
+    dataset = data.load("arrays:mine.npz", tmp_path, find_task(task))
     assert dataset.name == str(file)
     assert dataset.y.shape == y.shape
     assert dataset.num_outputs == outputs

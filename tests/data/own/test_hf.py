@@ -10,7 +10,8 @@ from PIL import Image
 from fedspu import data
 from fedspu.data.own import hf
 from fedspu.errors import DataError
-from fedspu.tasks import IGNORED, TASKS
+from fedspu.tasks import find_task
+from fedspu.tasks.task import IGNORED
 
 datasets: Any = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
@@ -90,7 +91,7 @@ def test_labels_may_be_numbers_to_predict(tmp_path: Path, kind: str) -> None:
         x=([[1, 2], [3, 4]], datasets.List(datasets.Value("float32"))),
         y=([0.5, -1], datasets.Value(kind)),
     )
-    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, TASKS["regression"])
+    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, find_task("regression"))
     assert dataset.y.tolist() == [0.5, -1]
     assert dataset.y.dtype == torch.float32
     assert dataset.num_outputs == 1
@@ -101,7 +102,9 @@ def test_labels_may_be_a_target_for_each_token(tmp_path: Path) -> None:
     rows = table(
         labels=([[6, 9], [IGNORED, 2]], whole), input_ids=([[5, 6], [7, 8]], whole)
     )
-    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, TASKS["language-model"])
+    dataset = data.load(
+        f"hf:{saved(tmp_path, rows)}", None, find_task("language-model")
+    )
     assert dataset.x.tolist() == [[5, 6], [7, 8]]
     assert dataset.y.tolist() == [[6, 9], [IGNORED, 2]]
     assert dataset.num_outputs == 10
@@ -112,7 +115,7 @@ def test_labels_may_be_a_class_for_each_pixel(tmp_path: Path) -> None:
         image=(PICTURES[:2], datasets.Image()),
         label=(np.full((2, 4, 5), 3, np.uint8), datasets.Array2D((4, 5), "uint8")),
     )
-    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, TASKS["segmentation"])
+    dataset = data.load(f"hf:{saved(tmp_path, rows)}", None, find_task("segmentation"))
     assert dataset.y.shape == (2, 4, 5)
     assert dataset.y.dtype == torch.int64
     assert dataset.num_outputs == 4

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedspu.data import FROM_MEMORY
 from fedspu.data.dataset import NO_TARGETS, Dataset
 from fedspu.errors import DataError
-from fedspu.tasks import IGNORED
+from fedspu.tasks.task import IGNORED
 
 WANTED = "expected an .npz file with arrays x (examples) and y (targets)"
 

@@ -20,7 +20,9 @@ from fedspu.data import load
 from fedspu.errors import SettingsError, TrainingError
 from fedspu.federation.plan import Build
 from fedspu.reports.tables import compare_rows, run_table
-from fedspu.tasks import IGNORED, TASKS, regression
+from fedspu.tasks import TASKS
+from fedspu.tasks.regression import regression
+from fedspu.tasks.task import IGNORED
 from tests.oracles.tasks import KINDS
 from tests.oracles.zoo import chain
 
@@ -81,7 +83,7 @@ def the_mean(train: Tensor, test: Tensor) -> float:
 
 
 def characters() -> list[str]:
-    return list((Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8"))
+    return list((Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8"))
 
 
 def text() -> tuple[Any, None]:
@@ -363,7 +365,8 @@ def test_a_method_of_classes_cannot_learn_numbers() -> None:
 OWN = """
 from dataclasses import replace
 import torch
-from fedspu.tasks import Metric, regression
+from fedspu.tasks.regression import regression
+from fedspu.tasks.task import Metric
 
 def loss(output, target, /, *, reduction="mean"):
     miss = target - output.view_as(target)

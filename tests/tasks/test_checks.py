@@ -9,15 +9,11 @@ import torch
 from fedspu.data.dataset import Dataset, with_targets
 from fedspu.data.own.arrays import from_arrays
 from fedspu.errors import DataError, ModelError
-from fedspu.tasks import (
-    IGNORED,
-    Task,
-    check_output,
-    classification,
-    language_model,
-    regression,
-    segmentation,
-)
+from fedspu.tasks.classification import classification
+from fedspu.tasks.language_model import language_model
+from fedspu.tasks.regression import regression
+from fedspu.tasks.segmentation import segmentation
+from fedspu.tasks.task import IGNORED, Task, check_output
 from tests.oracles.tasks import CLASSES, KINDS, Kind
 
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -29,8 +29,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fedspu.methods.fjord import first_neurons, fjord
 from fedspu.methods.method import Trained, Turn, Which
+from fedspu.methods.sub_model.fjord import first_neurons, fjord
 from fedspu.neurons.average import average_by_clients
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.layers import kind_of

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from fedspu.methods.method import ClientRound, Offer, Turn
-from fedspu.methods.pruning import keeps_best, score_by
+from fedspu.methods.sub_model.pruning import keeps_best, score_by
 from fedspu.neurons.choose import choose_top, num_active
 from fedspu.neurons.slim import slimmable
 from fedspu.neurons.table import Active

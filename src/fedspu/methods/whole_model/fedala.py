@@ -19,9 +19,9 @@ from statistics import pstdev
 import torch
 from torch import Tensor
 
-from fedspu.methods.fedper import last_layers
 from fedspu.methods.method import Method, Trained, Turn, all_neurons, local_epochs
 from fedspu.methods.options import FedALAOptions
+from fedspu.methods.whole_model.fedper import last_layers
 from fedspu.streams import stream
 from fedspu.training import LocalTraining, RunningMean, batches
 

@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspu.methods.fjord import fjord
 from fedspu.methods.method import (
     ClientRound,
     Method,
@@ -39,6 +38,7 @@ from fedspu.methods.method import (
     local_epochs,
 )
 from fedspu.methods.options import FjordOptions
+from fedspu.methods.sub_model.fjord import fjord
 from fedspu.neurons.blocks import (
     load_state,
     mesh,
@@ -53,7 +53,7 @@ from fedspu.neurons.table import Active, Axis, Blocks, NeuronGroup, Neurons
 from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings
 from fedspu.streams import stream
-from fedspu.tasks import Loss
+from fedspu.tasks.task import Loss
 from fedspu.training import (
     LocalTraining,
     RunningMean,

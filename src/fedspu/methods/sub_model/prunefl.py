@@ -11,7 +11,7 @@ the original accumulates it, and the norm is taken of the sums.
 
 from functools import partial
 
-from fedspu.methods.pruning import keeps_best, score_by
+from fedspu.methods.sub_model.pruning import keeps_best, score_by
 
 prunefl = keeps_best(
     "prunefl",

@@ -18,9 +18,9 @@ from functools import partial
 
 from torch import nn
 
-from fedspu.methods.fedper import fedper, last_layers
 from fedspu.methods.method import Method, Trained, Turn
 from fedspu.methods.options import FedRepOptions
+from fedspu.methods.whole_model.fedper import fedper, last_layers
 from fedspu.neurons.blocks import state_of
 from fedspu.training import LocalTraining, train
 

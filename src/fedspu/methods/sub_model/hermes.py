@@ -8,7 +8,7 @@ allows, and averages only what sub-networks share; no code of its authors was fo
 
 from functools import partial
 
-from fedspu.methods.pruning import keeps_best, score_by
+from fedspu.methods.sub_model.pruning import keeps_best, score_by
 
 hermes = keeps_best(
     "hermes",

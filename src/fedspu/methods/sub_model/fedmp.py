@@ -8,7 +8,7 @@ bandit chooses from round times, and adds back what it had cut off before it ave
 
 from functools import partial
 
-from fedspu.methods.pruning import keeps_best, score_by
+from fedspu.methods.sub_model.pruning import keeps_best, score_by
 
 fedmp = keeps_best(
     "fedmp",

@@ -1,0 +1,1 @@
+"""Methods in which every client trains a whole model, whatever its capacity."""

@@ -1,0 +1,86 @@
+"""Classification: one class number for each example; accuracy."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedspu.errors import DataError
+from fedspu.tasks.task import (
+    IGNORED,
+    Loss,
+    Metric,
+    Task,
+    dtype_of,
+    ratio,
+    refuse_negative,
+    sums_of,
+)
+
+
+def _class_numbers(x: Tensor, y: Tensor) -> Tensor:
+    if y.is_floating_point():
+        raise DataError(
+            f"y holds {dtype_of(y)}; expected integers, the class numbers; for numbers "
+            "to predict use --task regression"
+        )
+    if y.dim() != 1:
+        raise DataError(
+            f"y has shape {tuple(y.shape)}; expected a class number per example, (n,)"
+        )
+    refuse_negative(y)
+    return y.long()
+
+
+def largest_and_one(x: Tensor, y: Tensor) -> int:
+    """As many outputs as classes, by the largest label."""
+    return int(y.max()) + 1
+
+
+def _wants_scores(output: Tensor, y: Tensor, num_outputs: int) -> str | None:
+    if output.dim() != 2 or len(output) != len(y):
+        return (
+            f"the model returned {tuple(output.shape)} for two examples; expected "
+            f"(2, {num_outputs}): one score for each class"
+        )
+    if output.shape[1] < num_outputs:
+        return (
+            f"the model has scores for {output.shape[1]} classes, and the labels go up "
+            f"to {num_outputs - 1}; it needs {num_outputs} outputs"
+        )
+    return None
+
+
+def _themselves(y: Tensor) -> Tensor:
+    return y
+
+
+def _right(output: Tensor, y: Tensor) -> Tensor:
+    return sums_of((output.argmax(1) == y).sum(), len(y))
+
+
+def balanced(y: Tensor) -> Loss:
+    """Cross-entropy in which the classes that occur weigh equally in all."""
+    labels = y[y != IGNORED]
+    counts = torch.bincount(labels)
+    weights = torch.zeros(len(counts), device=y.device)
+    present = counts > 0
+    weights[present] = len(labels) / (int(present.sum()) * counts[present])
+
+    def loss(output: Tensor, target: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        padded = F.pad(weights, (0, output.shape[1] - len(weights))).to(output.dtype)
+        return F.cross_entropy(output, target, padded, reduction=reduction)
+
+    return loss
+
+
+classification = Task(
+    name="classification",
+    loss=F.cross_entropy,
+    metric=Metric("accuracy", _right, ratio, is_share=True),
+    targets=_class_numbers,
+    num_outputs=largest_and_one,
+    check_output=_wants_scores,
+    strata=_themselves,
+    has_classes=True,
+    weigh_classes=balanced,
+)

@@ -354,11 +354,11 @@ def test_an_unknown_method_is_refused_with_the_nearest() -> None:
 
 def test_a_reading_that_a_method_has_not_is_refused() -> None:
     assert refusal({"method": {"name": "hermes", "reading": "original"}}) == (
-        "method.reading = 'original': hermes has paper here; `fedspu methods` lists "
-        "them all"
+        "method.reading = 'original': hermes has only paper here; `fedspu methods` "
+        "lists them all"
     )
     assert refusal({"method": {"name": "ditto", "reading": "paper"}}).startswith(
-        "method.reading = 'paper': ditto has original here"
+        "method.reading = 'paper': ditto has only original here"
     )
 
 
@@ -391,18 +391,18 @@ def test_options_are_those_given_and_in_their_types() -> None:
 
 def test_an_option_of_another_method_says_whose_it_is() -> None:
     assert refusal({"method.finetune": 1}) == (
-        "method.finetune = 1: fedspu (paper) has no such option; fedavg (paper) has"
+        "method.finetune = 1: fedspu (paper) has no such option; fedavg (paper) has it"
     )
     assert refusal({"method": "local", "method.head": 2}) == (
         "method.head = 2: local (paper) has no such option; fedper (original), fedrep "
-        "(original) have"
+        "(original) have it"
     )
 
 
 def test_an_option_of_another_reading_says_whose_it_is() -> None:
     assert refusal({"method": "fjord", "method.distillation": True}) == (
         "method.distillation = True: fjord (paper) has no such option; fjord "
-        "(original) has"
+        "(original) has it"
     )
 
 

@@ -559,7 +559,7 @@ def test_other_data_than_the_run_s_is_refused(tmp_path: Path) -> None:
     given = {**settings, "clients.per_round": 3, "train.batch_size": 8}
     with pytest.raises(KeyboardInterrupt):
         fedspu.simulate(given, model=mlp, data=(x, y), watch=interrupt)
-    with pytest.raises(fedspu.FedSPUError, match="begun with other data"):
+    with pytest.raises(fedspu.FedSPUError, match="started with other data"):
         fedspu.resume(tmp_path / "run", model=mlp, data=(x, y[::-1].copy()))
     fedspu.resume(tmp_path / "run", model=mlp, data=(x, y))
 

@@ -457,7 +457,7 @@ def refusal(**given_values: Any) -> str:
 
 def test_a_schedule_of_steps_needs_its_length() -> None:
     assert refusal(**{"train.schedule": "step"}) == (
-        "train.schedule = 'step' has no length: set train.schedule_rounds, the rounds "
+        "train.schedule = 'step' needs a length: set train.schedule_rounds, the rounds "
         "between two steps"
     )
 

@@ -166,7 +166,11 @@ def never_played(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fedavg@finetune=-1", {}, r"method\.finetune = -1: expected"),
         ("fedavg@finetune", {}, "fedavg@finetune: expected a reading"),
         ("local@finetune=1", {}, r"local \(paper\) has no such option; fedavg"),
-        ("fedavg@original", {}, r"method\.reading = 'original': fedavg has paper here"),
+        (
+            "fedavg@original",
+            {},
+            r"method\.reading = 'original': fedavg has only paper here",
+        ),
         ("fedavgg", {}, r"method = 'fedavgg'.*did you mean fedavg\?"),
         (
             "fedavg",
@@ -206,7 +210,7 @@ def test_the_last_of_45_runs_is_compared_with_its_folder_before_the_first_begins
     compare({**given, "rounds": 1}, methods[-1:], ALPHAS[-1:], SEEDS[-1:], out)
     before = folder_content(out)
     request.getfixturevalue("never_played")
-    with pytest.raises(StorageError, match=r"rounds = 1, and 2 is asked for"):
+    with pytest.raises(StorageError, match=r"rounds = 1, but 2 is asked for"):
         compare(given, methods, ALPHAS, SEEDS, out)
     assert folder_content(out) == before
 

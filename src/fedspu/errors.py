@@ -1,10 +1,10 @@
-"""Every error that a user of fedspu can cause or mend.
+"""Every error that a user of fedspu can cause or fix.
 
 FedSPUError
 ├── SettingsError      a setting, flag or configuration file
-├── DataError          a data set, or what a client was given of it
+├── DataError          a data set, or the part of it that a client was given
 ├── ModelError         a model: its shape, its neurons, its output
-├── TrainingError      local training went wrong: a loss that is not a number
+├── TrainingError      local training went wrong: the loss is not a number
 └── StorageError       a run folder: in use, missing, unreadable, disk full
 
 The command line prints one of these as a single line and exits with 2.
@@ -12,12 +12,12 @@ The command line prints one of these as a single line and exits with 2.
 
 
 def how_to_install(extra: str) -> str:
-    """What to type for a library that only some need."""
+    """The command that installs an optional library."""
     return f"pip install -c constraints.txt '.[{extra}]' in the folder of fedspu"
 
 
 class FedSPUError(Exception):
-    """Base of all errors whose message alone tells the user what to do."""
+    """Base of all errors whose message tells the user what to do."""
 
 
 class SettingsError(FedSPUError):
@@ -33,7 +33,7 @@ class ModelError(FedSPUError):
 
 
 class TrainingError(FedSPUError):
-    """Local training cannot go on."""
+    """Local training cannot continue."""
 
 
 class StorageError(FedSPUError):

@@ -1,4 +1,4 @@
-"""Find what a user names as ``package.module:attribute``."""
+"""Find the object that a user names as ``package.module:attribute``."""
 
 import sys
 from importlib import import_module
@@ -22,7 +22,7 @@ def find_object(
 ) -> Any:
     """The object at ``package.module:attribute``; the working folder is searched first.
 
-    ``setting`` is the name of the setting that says so, for messages.
+    ``setting`` is the setting that has this value, for messages.
     """
     module_name, _, attribute = place.partition(":")
     module = _module(module_name, f"{setting} = {place!r}", refuse)

@@ -1,7 +1,7 @@
-"""From what a user gives to whole settings, checked before any file is opened.
+"""Complete settings from what a user gives, checked before any file is opened.
 
-What is given goes before what the data set suggests, that before what the task
-suggests, and that before the paper's values.
+A value that is given takes precedence over what the data set suggests, then comes what
+the task suggests, then the paper's value.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,10 +29,10 @@ SUGGESTED_BY_TASK: dict[str, dict[str, Any]] = {
 
 
 def resolve(given: Mapping[str, Any], in_python: Collection[str] = ()) -> Settings:
-    """Whole settings from values by (dotted or nested) name.
+    """Complete settings from values by (dotted or nested) name.
 
-    ``in_python`` says which of model, method and task were given as objects in Python:
-    their names are only labels then.
+    ``in_python`` says which of model, method and task were given as Python objects:
+    their names are then only labels.
     """
     flat = dict(flatten(given))
     _check_names(flat)
@@ -50,7 +50,7 @@ def resolve(given: Mapping[str, Any], in_python: Collection[str] = ()) -> Settin
 def _check_names(flat: Mapping[str, Any]) -> None:
     known = list(known_names())
     for name in flat:
-        # What else the table [method] holds, the method itself knows.
+        # Other names in the table [method] are options; the method checks those.
         if name not in known and not name.startswith("method."):
             raise SettingsError(
                 f"{name}: no such setting{nearest(name, known)}; "
@@ -67,7 +67,7 @@ def _validated(flat: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(nest(flat))
     except ValidationError as error:
-        first: dict[str, str] = {}  # problem of each setting
+        first: dict[str, str] = {}  # the first problem of each setting
         for problem in error.errors():
             first.setdefault(_name_of(problem), _in_words(problem, flat))
         raise SettingsError("; ".join(dict.fromkeys(first.values()))) from None
@@ -88,7 +88,7 @@ def _in_words(problem: Any, flat: Mapping[str, Any]) -> str:
 
 
 def _check_choices(settings: Settings, in_python: Collection[str]) -> None:
-    """Refuse names that stand for nothing."""
+    """Refuse models, tasks and partitions that do not exist."""
     kind = settings.data.partition
     if "model" not in in_python:
         models.check_name(settings.model)

@@ -63,7 +63,7 @@ class Run:
     shelf: Shelf
 
     def __repr__(self) -> str:
-        """A few words: what ran, and what came of it."""
+        """A few words: what ran, and how well it did."""
         metric = self.plan.task.metric
         score = metric.show(self.summary[f"personal_{metric.name}"])
         return (
@@ -111,10 +111,10 @@ def simulate(
 ) -> Run:
     """Play one federated run from the beginning.
 
-    ``settings`` may be a mapping of (dotted or nested) names to values. ``model``, a
-    function that builds it, ``data``, arrays or tensors (x, y), a ``method`` and a
-    ``task`` go before what the settings name. A run folder is written if the settings
-    say where (``out``).
+    ``settings`` may be a mapping of (dotted or nested) names to values. ``model`` (a
+    function that builds it), ``data`` (arrays or tensors x, y), ``method`` and ``task``
+    replace what the settings name. A run folder is written only if the settings say
+    where (``out``).
     """
     prepared = prepare(settings, model=model, data=data, method=method, task=task)
     plan = prepared.plan
@@ -134,7 +134,7 @@ def simulate(
     try:
         return _play(prepared, begin, folder.shelf, folder, watch)
     except (Exception, KeyboardInterrupt):
-        if folder.round == 0:  # nothing was computed, so nothing is left
+        if folder.round == 0:  # no round is saved, so leave no folder
             folder.remove()
         raise
     finally:
@@ -151,10 +151,10 @@ def resume(
     watch: Watch | None = None,
     workers: int | None = None,
 ) -> Run:
-    """Go on with an interrupted run, to the same bits as one never interrupted.
+    """Resume an interrupted run; it ends with the same bits as one never interrupted.
 
-    What was given to ``simulate`` in Python is given again. Another number of
-    ``workers`` changes nothing but the time.
+    Whatever was given to ``simulate`` in Python must be given again. Another number of
+    ``workers`` changes only the time.
     """
     path = Path(run_dir)
     folder = RunFolder.open(path)
@@ -183,10 +183,10 @@ def load_personal(
 ) -> nn.Module:
     """The model that a client of a saved run would use now, ready, in eval mode.
 
-    ``build`` makes the model; it can be left out for one that fedspu can find by name.
-    ``data`` are the arrays of a run that was given some; they are needed only by
-    methods whose models take a client's examples to be ready. A ``method`` or ``task``
-    that was given to ``simulate`` in Python is given again.
+    ``build`` makes the model; leave it out if fedspu can find the model by its name.
+    ``data`` are the arrays that the run was given, if any; they are only needed for
+    methods that use a client's examples to make its model ready. A ``method`` or
+    ``task`` that was given to ``simulate`` in Python must be given again.
     """
     saved = SavedRun(Path(run_dir))
     settings, method, task = _choose(
@@ -222,7 +222,7 @@ def load_personal(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run, ready to be played: the plan, everyone's examples, and two of them."""
+    """A run, ready to be played: the plan, all clients' examples, and a sample."""
 
     plan: Plan
     examples: DividedData
@@ -257,7 +257,7 @@ def _choose(
     method: Method | None,
     task: Task | None,
 ) -> tuple[Settings, Method, Task]:
-    """Whole settings, and the method and task they name; no file is opened."""
+    """Complete settings, and the method and task they name; opens no file."""
     flat = dict(flatten(given))
     if data is not None:
         flat["data.name"] = FROM_MEMORY
@@ -284,7 +284,7 @@ def _dataset(settings: Settings, data: Data | None, task: Task) -> Dataset:
     if settings.data.name == FROM_MEMORY:
         raise SettingsError(
             f"data.name = {FROM_MEMORY!r}: expected arrays:FILE.npz; a run that was "
-            "given arrays in Python takes them again as data=(x, y)"
+            "given arrays in Python needs them again, as data=(x, y)"
         )
     return load(settings.data.name, settings.data.dir, task)
 
@@ -308,17 +308,17 @@ def _check_enough_examples(plan: Plan, examples: DividedData) -> None:
 
 
 def _shelf_in_memory(plan: Plan, cache: float) -> Shelf:
-    """A shelf for a run without a folder; workers share one on disk."""
+    """A shelf for a run without a folder; in RAM, or on disk if workers share it."""
     if num_workers(plan.settings) == 1:
         return Shelf(None)
     place = TemporaryDirectory(prefix="fedspu-")
     shelf = Shelf(Path(place.name), cache)
-    finalize(shelf, place.cleanup)  # it goes with the run
+    finalize(shelf, place.cleanup)  # deleted together with the run
     return shelf
 
 
 def _fingerprint(data: Dataset) -> str:
-    """A few letters that tell data from other data: by its targets and shape."""
+    """A short text that tells data sets apart, by their targets and shape."""
     targets = sha256(data.y.numpy().tobytes()).hexdigest()[:16]
     return f"{tuple(data.x.shape)} {data.x.dtype} {targets}"
 
@@ -368,11 +368,11 @@ def _play(
 
 
 class NoExamples:
-    """The examples of nobody: for models that are ready as they are."""
+    """No examples: for models that are ready without any."""
 
     def part(self, client: int, name: str) -> Any:
-        """Nobody should ask."""
-        raise DataError(f"the {name} examples of client {client} are not here")
+        """Always refuses."""
+        raise DataError(f"the {name} examples of client {client} were not loaded")
 
 
 def ready_model(
@@ -384,7 +384,7 @@ def ready_model(
     global_state: State,
     which: Which,
 ) -> nn.Module:
-    """The model a client would use after round t, or the server's; in eval mode."""
+    """The client's model after round t, or the server's, ready and in eval mode."""
     with one_thread():
         player = Client(plan, examples, Shelf(None), torch.device("cpu"))
         placed = player.ready_model(t, client, memory, global_state, which)
@@ -392,6 +392,6 @@ def ready_model(
 
 
 def check_client(client: int, plan: Plan) -> None:
-    """Refuse a client that is not there."""
+    """Refuse a client that does not exist."""
     if not 0 <= client < plan.num_clients:
         raise SettingsError(f"client = {client}: expected 0 to {plan.num_clients - 1}")

@@ -1,7 +1,7 @@
-"""One experiment as frozen settings: tables of them, the TOML file, ``key=value``.
+"""The settings of one experiment, and how to read them from TOML and ``key=value``.
 
-Defaults are the paper's. What a user gives becomes whole settings in ``resolve.py``,
-which also asks the data set and the method.
+Defaults are the paper's. ``resolve.py`` turns what a user gives into complete settings;
+it also looks at the data set and the method.
 """
 
 import ast
@@ -25,7 +25,7 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 def setting(default: Any, about: str, flag: str | None = None) -> Any:
-    """A setting's default, its meaning, and the flag that stands for it, if any."""
+    """A setting: its default, its meaning, and its command-line flag, if any."""
     return Field(default, description=about, json_schema_extra={"flag": flag})
 
 
@@ -36,7 +36,7 @@ class Table(BaseModel):
 
 
 class MethodSettings(Table):
-    """Which algorithm runs; whatever else the table holds are options of its own."""
+    """Which algorithm runs; anything else in this table is one of its own options."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -45,8 +45,8 @@ class MethodSettings(Table):
     )
     reading: Literal["paper", "original"] | None = setting(
         None,
-        "What the FedSPU paper compares with, or what the method's own paper says; "
-        "default: the first of the two that there is.",
+        "The version that the FedSPU paper compares with, or the one of the method's "
+        "own paper; default: paper if there is one, else original.",
     )
 
     @property
@@ -80,16 +80,17 @@ class DataSettings(Table):
     )
     alpha: Positive = setting(
         0.1,
-        "Lower: clients differ more. Read by dirichlet, dirichlet-client, quantity.",
+        "Lower values make clients differ more. Only used by dirichlet, "
+        "dirichlet-client and quantity.",
         "--alpha",
     )
-    shards: Count = setting(2, "How many shards a client has, in shards.")
+    shards: Count = setting(2, "How many shards each client gets; only used by shards.")
     split: Literal["three-way", "paper"] = setting(
         "three-way",
         "Train, validate and test on 70, 15 and 15 %; or, as in the paper, validate "
         "and test on the same 30 %.",
     )
-    min_examples: Count = setting(10, "Every client has at least this many.")
+    min_examples: Count = setting(10, "Every client gets at least this many examples.")
 
 
 class ClientsSettings(Table):
@@ -99,8 +100,8 @@ class ClientsSettings(Table):
     per_round: Count = setting(10, "How many take part in a round.", "--per-round")
     capacities: Annotated[tuple[Fraction01, ...], Field(min_length=1)] = setting(
         (0.2, 0.4, 0.6, 0.8, 1.0),
-        "The share p of neurons that clients can train: equal clusters in client "
-        "order; with as many numbers as clients, one for each.",
+        "The share p of neurons that clients can train, one number for each of several "
+        "equal groups of clients, in client order, or one for each client.",
         "--capacities",
     )
 
@@ -128,21 +129,21 @@ class TrainSettings(Table):
     optimizer: Literal["sgd", "adam", "adamw"] = setting(
         "sgd", "The clients' optimizer."
     )
-    momentum: Momentum = setting(0.0, "Of sgd.")
-    weight_decay: NotNegative = setting(0.0, "Of every optimizer.")
+    momentum: Momentum = setting(0.0, "Momentum of sgd.")
+    weight_decay: NotNegative = setting(0.0, "Weight decay of every optimizer.")
     schedule: Literal["constant", "cosine", "step"] = setting(
         "constant", "How the learning rate changes from round to round."
     )
     schedule_rounds: Count | None = setting(
         None,
-        "cosine: rounds until the learning rate is 0, all of them by default; step: "
+        "cosine: rounds until the learning rate is 0 (default: all rounds); step: "
         "rounds between two steps.",
     )
     schedule_factor: Fraction01 = setting(
         0.1, "step: what the learning rate is multiplied by at each step."
     )
     clip: NotNegative = setting(
-        0.0, "The largest norm of a batch's gradient; longer ones are cut; 0: any."
+        0.0, "A batch's gradient is scaled down to at most this norm; 0: no limit."
     )
     class_weights: Literal["none", "balanced"] = setting(
         "none",
@@ -150,7 +151,7 @@ class TrainSettings(Table):
         "weigh more.",
     )
     augment: tuple[Literal["flip", "crop"], ...] = setting(
-        (), "Random changes of training images: flip, crop."
+        (), "Random changes to training images: flip, crop."
     )
     gradient: Literal["exact", "truncated"] = setting(
         "exact",
@@ -163,15 +164,15 @@ class TrainSettings(Table):
     @field_validator("augment", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        """Also as words separated by commas: flip,crop."""
+        """Also accept words separated by commas: flip,crop."""
         return value.split(",") if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _schedule_has_its_length(self) -> "TrainSettings":
         if self.schedule == "step" and self.schedule_rounds is None:
             raise ValueError(
-                "train.schedule = 'step' has no length: set train.schedule_rounds, the "
-                "rounds between two steps"
+                "train.schedule = 'step' needs a length: set train.schedule_rounds, "
+                "the rounds between two steps"
             )
         if self.schedule == "constant" and self.schedule_rounds is not None:
             raise ValueError(
@@ -181,7 +182,7 @@ class TrainSettings(Table):
         return self
 
     def in_round(self, t: int, rounds: int) -> "TrainSettings":
-        """The same with the learning rate that the schedule has for round t."""
+        """These settings with the learning rate that the schedule gives for round t."""
         if self.schedule == "constant":
             return self
         length = self.schedule_rounds or rounds
@@ -197,13 +198,13 @@ class ServerSettings(Table):
 
     optimizer: Literal["none", "momentum", "adam"] = setting(
         "none",
-        "With none the average is the next model; momentum (FedAvgM) and adam "
-        "(FedAdam) take the step towards it as a gradient.",
+        "none: the average is the next model; momentum (FedAvgM) and adam (FedAdam) "
+        "use the step towards it as a gradient.",
     )
     lr: Positive = setting(1.0, "Learning rate of the server's optimizer.")
-    momentum: Momentum = setting(0.9, "Of momentum and adam (beta 1).")
-    beta2: Momentum = setting(0.99, "Of adam.")
-    epsilon: Positive = setting(1e-3, "Of adam: added to its denominator.")
+    momentum: Momentum = setting(0.9, "Momentum of momentum, or beta 1 of adam.")
+    beta2: Momentum = setting(0.99, "Beta 2 of adam.")
+    epsilon: Positive = setting(1e-3, "Added to the denominator of adam.")
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "ServerSettings":
@@ -219,39 +220,43 @@ class ServerSettings(Table):
 
 
 class EarlyStoppingSettings(Table):
-    """Algorithm 2; off is Algorithm 1."""
+    """Algorithm 2 of the paper; if off, Algorithm 1."""
 
     on: bool = setting(
         False,
-        "A client leaves once it no longer gains (Algorithm 2).",
+        "A client leaves once it no longer improves (Algorithm 2).",
         "--early-stopping",
     )
     blend: Annotated[float, Field(gt=0, lt=1)] = setting(
-        0.7, "The share of the training loss in what must fall: the paper's λ."
+        0.7, "The share of the training loss in the loss that must fall: the paper's λ."
     )
-    patience: Count = setting(1, "How many times in a row it may rise before that.")
+    patience: Count = setting(
+        1, "A client leaves after that loss has risen this many times in a row."
+    )
 
 
 class NormSettings(Table):
-    """What becomes of normalisation layers."""
+    """What happens to normalisation layers."""
 
     policy: Literal["aggregate", "local"] = setting(
-        "aggregate", "They travel like all else, or stay with the client (FedBN)."
+        "aggregate", "They travel like all others, or stay with the client (FedBN)."
     )
 
 
 class StoreSettings(Table):
-    """Where clients' own models are between rounds: on disk, and the latest in RAM."""
+    """Where clients' own models are between rounds: on disk, the latest also in RAM."""
 
-    cache: NotNegative = setting(200.0, "Megabytes of RAM for them in each process.")
+    cache: NotNegative = setting(
+        200.0, "Megabytes of RAM for clients' own models, in each process."
+    )
 
 
 class JudgeSettings(Table):
-    """How often, and on how many clients, what costs every client is judged."""
+    """How often all clients are judged (evaluated), or only a sample of them."""
 
-    every: Count = setting(10, "Rounds from one judging of all clients to the next.")
+    every: Count = setting(10, "Judge (evaluate) all clients every this many rounds.")
     clients: Count | None = setting(
-        None, "Judge a random sample of this many; default: all."
+        None, "Judge only a random sample of this many clients; default: all."
     )
 
 
@@ -265,13 +270,15 @@ class Settings(Table):
         "package.module:task.",
         "--task",
     )
-    rounds: Count = setting(500, "At most this many.", "--rounds")
-    seed: Annotated[int, Field(ge=0)] = setting(0, "One seed, the same bits.", "--seed")
+    rounds: Count = setting(500, "Play at most this many rounds.", "--rounds")
+    seed: Annotated[int, Field(ge=0)] = setting(
+        0, "The same seed gives the same bits.", "--seed"
+    )
     device: str = setting("cpu", "auto, cpu, cuda or mps.", "--device")
     workers: Count | None = setting(
         None,
         "Processes that play clients; default: as many as there are cores. Their "
-        "number changes no bit of the result.",
+        "number does not change a bit of the result.",
         "--workers",
     )
     out: Path | None = setting(
@@ -288,7 +295,7 @@ class Settings(Table):
     store: StoreSettings = StoreSettings()
 
     def to_toml(self) -> str:
-        """All that was used, as a file that `fedspu run` takes."""
+        """All settings, as a file that `fedspu run` takes."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
@@ -296,7 +303,7 @@ SAME_BITS = frozenset({"out", "workers", "store.cache"})
 """Settings that change nothing about a run's results."""
 
 SHORT_FORMS = {"method": "method.name", "early_stopping": "early_stopping.on"}
-"""Tables that may be given by their main value alone."""
+"""Tables that may be given by only their main value."""
 
 
 # Files and overrides ------------------------------------------------------------------
@@ -341,7 +348,7 @@ def parse_value(text: str) -> Any:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted names; short forms in full; None left out."""
+    """Nested tables as dotted names, with short forms in full and None left out."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """A named random stream for each (seed, purpose, round, client).
 
-A stream depends on its name alone: not on who asks for it, nor when, nor on what was
-drawn elsewhere. No global generator is read, and none is left moved.
+A stream depends only on its name: not on who asks for it or when, nor on what was drawn
+elsewhere. No global generator is read, and all are left as they were.
 """
 
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ def stream(
 def torch_stream(
     seed: int, purpose: str, round: int = 0, client: int = 0
 ) -> Iterator[None]:
-    """Torch's own generators follow the named stream inside, and are restored after.
+    """Inside, torch's own generators follow the named stream; they are restored after.
 
-    For what cannot be handed a generator: weight initialisation and dropout layers.
+    For code that cannot be given a generator: weight initialisation and dropout layers.
     """
     key = stream_key(seed, purpose, round, client)
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""Many runs, one table: what ``fedspu compare`` calls."""
+"""Many runs and one table of them: what ``fedspu compare`` calls."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from fedspu.tasks import find_task
 class Cell:
     """One run of a comparison.
 
-    ``method`` is a name, maybe with its reading or options behind an @:
+    ``method`` is a name; a reading or options may follow, each after an @:
     ``fjord@original``, ``fedavg@finetune=5``, ``fjord@original@distillation=true``.
     """
 
@@ -57,7 +57,7 @@ class Cell:
             else:
                 raise SettingsError(
                     f"{self.method}: expected a reading (paper, original) or "
-                    f"option=value behind the @, like fedavg@finetune=5; got {option!r}"
+                    f"option=value after the @, like fedavg@finetune=5; got {option!r}"
                 )
         return {**chosen, "data.alpha": self.alpha, "seed": self.seed}
 
@@ -70,10 +70,10 @@ def compare(
     out: Path,
     begin: Callable[[Cell, bool], Watch | None] = lambda cell, is_done: None,
 ) -> list[dict[str, Any]]:
-    """Play what is missing, one run folder each; the summaries of all.
+    """Play the runs that are missing, one folder each; return the summaries of all.
 
-    ``begin`` is told of each run, and whether it is finished already, and returns who
-    watches it. Finished runs are read, interrupted ones go on where they were.
+    ``begin`` is called with each run and whether it is finished already; it returns the
+    function that watches the run. Finished runs are read, interrupted ones resumed.
     """
     cells = [Cell(*three) for three in product(methods, alphas, seeds)]
     cells = list(dict.fromkeys(cells))
@@ -110,7 +110,7 @@ def _check_same(path: Path, settings: Settings) -> None:
     for name in sorted((before.keys() | wanted.keys()) - SAME_BITS):
         if before.get(name) != wanted.get(name):
             raise StorageError(
-                f"{path} was played with {name} = {before.get(name)}, and "
+                f"{path} was played with {name} = {before.get(name)}, but "
                 f"{wanted.get(name)} is asked for now; choose another --out"
             )
 
@@ -127,7 +127,7 @@ def _play(
     if is_done:
         return _read_summary(path / "summary.json")
     if path.exists():
-        read_index(path)  # says so if it is not a run folder
+        read_index(path)  # raises if it is not a run folder
         return resume(path, watch=watch).summary
     return simulate(settings, watch=watch).summary
 

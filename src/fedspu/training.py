@@ -43,7 +43,7 @@ class LocalTraining:
 
     @property
     def loss(self) -> Loss:
-        """The loss that trains: the task's, with weights for classes if asked."""
+        """The loss to train with: the task's, with class weights if asked."""
         if self.settings.class_weights == "none" or self.task.weigh_classes is None:
             return self.task.loss
         return self.task.weigh_classes(self.y)
@@ -70,11 +70,11 @@ def train(
     loss: Loss | None = None,
     after_backward: Callable[[], None] = lambda: None,
 ) -> float:
-    """Train the active neurons in place; the mean loss over all targets and epochs.
+    """Train the active neurons in place; return the mean loss over targets and epochs.
 
-    The loss is the one seen while training (Eq. 5's training error): an example counts
-    with the weights it met. ``loss`` takes the place of the task's own;
-    ``after_backward`` is called when the gradients of a batch are there.
+    It is the loss seen while training (Eq. 5's training error), before each batch's own
+    step. ``loss`` replaces the task's own; ``after_backward`` is called once the
+    gradients of a batch are computed.
     """
     loss = loss or local.loss
     mean = RunningMean()
@@ -101,7 +101,7 @@ def train(
 
 
 class RunningMean:
-    """The mean of losses, each of so many targets."""
+    """The mean loss over all targets, from the mean losses of batches."""
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0
@@ -112,7 +112,7 @@ class RunningMean:
         self.count += count
 
     def check(self, settings: TrainSettings) -> None:
-        """Refuse to go on with a loss that is not finite."""
+        """Refuse to continue with a loss that is not finite."""
         if not isfinite(self.total):
             raise TrainingError(
                 f"the training loss is {self.total}; lower train.lr (it is "
@@ -126,7 +126,7 @@ class RunningMean:
 
 
 def take_step(optimizer: torch.optim.Optimizer, settings: TrainSettings) -> None:
-    """Clip the gradients if asked, and take an optimizer's step."""
+    """Clip the gradients if asked, and take an optimizer step."""
     if settings.clip:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(trained, settings.clip)
@@ -154,13 +154,13 @@ def batches(
 ) -> Iterator[Tensor]:
     """The positions of one epoch's examples in random order, batch by batch.
 
-    A last batch of one joins the one before: a batch norm cannot train on one example.
+    A last batch of one joins the batch before: batch norms cannot train on one example.
     """
     yield from cut(torch.from_numpy(rng.permutation(num_examples)), batch_size)
 
 
 def cut(values: Tensor, batch_size: int) -> Iterator[Tensor]:
-    """Values batch by batch; a last batch of one joins the one before."""
+    """Values batch by batch; a last batch of one joins the batch before."""
     starts = list(range(0, len(values), batch_size))
     if len(starts) > 1 and len(values) - starts[-1] == 1:
         starts.pop()
@@ -187,7 +187,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 # Augmentation -------------------------------------------------------------------------
 
 CROP = 4
-"""Pixels by which an image is widened at each side before it is cropped again."""
+"""An image is padded by this many pixels on each side, then cropped again."""
 
 
 def make_augmentation(

@@ -17,12 +17,12 @@ def shown(value: float | None, is_share: bool) -> str:
 
 
 def titled(name: str) -> str:
-    """A name in records as people write it."""
+    """A name from the records, with spaces instead of underscores."""
     return name.replace("_", " ")
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes, readable."""
+    """A number of bytes in a readable unit."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.2f} {unit}"
@@ -30,7 +30,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span, readable."""
+    """A time span in a readable form."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

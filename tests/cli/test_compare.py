@@ -52,7 +52,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
         interrupt_at_turn(patch, 9 + 7)  # in the last round of the second run
         result = command(*COMPARE)
     assert result.code == 130
-    assert "the same command resumes where it was" in result.error
+    assert "the same command resumes where it stopped" in result.error
     played.clear()
     assert command(*COMPARE).code == 0
     assert len(played) == 3 + 2 * 9

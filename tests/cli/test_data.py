@@ -112,8 +112,8 @@ def test_a_cut_fetch_goes_on_with_the_same_data(data: Data, site: Site) -> None:
     site.cuts_after = 100
     code, _, err = data("fetch", "mnist", "--data-dir", "here")
     assert code == 2
-    assert "cut after 100 of" in err
-    assert "the same command goes on from there" in err
+    assert "interrupted after 100 of" in err
+    assert "the same command resumes from there" in err
     site.cuts_after = None
     code, out, _ = data("fetch", "mnist", "--data-dir", "here")
     assert code == 0
@@ -244,7 +244,7 @@ def write_bad_mnist(folder: Path) -> None:
         ("check mnist --data-dir file", "--data-dir file: is a file; expected the"),
         ("check mnist --data-dir empty", "its files are not in empty; get them with"),
         ("check mnist --data-dir bad", "the label 77; expected labels from 0 to 9"),
-        ("check mnist --data-dir cut", "train-images-idx3-ubyte.gz: damage ("),
+        ("check mnist --data-dir cut", "train-images-idx3-ubyte.gz: cannot be read ("),
         ("check mnist --data-dir three", "t10k-labels-idx1-ubyte.gz is missing"),
         ("fetch digits", "digits ships with fedspu; there is nothing to fetch"),
         ("fetch arrays:mine.npz", "is your own; there is nothing to fetch"),

@@ -23,7 +23,7 @@ WRONG: list[tuple[str, str]] = [
     ("--set method.reading=new", r"^method\.reading = 'new': expected 'paper' or"),
     ("--set norm.policy=global", r"^norm\.policy = 'global': expected 'aggregate'"),
     ("--set server.lr=0.5", r"^server\.lr = 0\.5: has no effect with server\.opt"),
-    ("--set train.schedule=step", r"^train\.schedule = 'step' has no length"),
+    ("--set train.schedule=step", r"^train\.schedule = 'step' needs a length"),
     ("--set judge.clients=0", r"^judge\.clients = 0: expected greater than"),
     ("--set early_stopping.blend=1", r"^early_stopping\.blend = 1: expected less"),
     ("--set data.partition=evenly", r"^data\.partition = 'evenly': expected one of"),

@@ -46,7 +46,7 @@ def test_a_random_batch_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("size", [10**13, 10**30])
 def test_a_batch_that_is_too_large_is_refused(size: int) -> None:
-    with pytest.raises(SettingsError, match=f"--batch-size {size}: no room"):
+    with pytest.raises(SettingsError, match=f"--batch-size {size}: too many"):
         model_and_batch("emnist", None, None, size)
 
 

@@ -77,7 +77,7 @@ def test_a_profile_is_drawn(command: Command, nets: str) -> None:
         ("--mode exat", "--mode exat: expected exact or truncated, or both"),
         ("--mode exact,", "--mode exact,: expected exact or truncated"),
         ("--saves quick", "--saves quick: expected fast or lean"),
-        ("--batch-size 0", "--batch-size 0: expected a whole number from 1 on"),
+        ("--batch-size 0", "--batch-size 0: expected a whole number, at least 1"),
         ("--batch-size -3", "--batch-size -3: expected a whole number"),
         ("--repetitions 0", "--repetitions 0: expected a whole number"),
         ("--threads 0", r"--threads 0: expected 1 to \d+, the cores"),

@@ -132,7 +132,7 @@ def test_a_run_goes_on_with_its_own_settings(
     before = folder_content(Path("mine"))
     result = command("run", *words, "--resume", "mine")
     assert result.code == 2
-    assert "cannot be changed on the way" in result.error
+    assert "cannot be changed; leave it out" in result.error
     assert folder_content(Path("mine")) == before
 
 

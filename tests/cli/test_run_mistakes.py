@@ -42,7 +42,10 @@ BAD_WORDS: list[tuple[str, str]] = [
     ("--data arrays:negative.npz", r"y\[2\] = -1"),
     ("--data arrays:floats.npz", "y holds float64; expected integers"),
     ("--data arrays:short.npz", "120 examples in x but 100 targets in y"),
-    ("--data arrays:x_only.npz", "has no targets, an array y; .*classification needs"),
+    (
+        "--data arrays:x_only.npz",
+        "has no targets .array y., but .*classification needs",
+    ),
     ("--model NETS:few", "scores for 2 classes.*go up to 2"),
     ("--model NETS:flat", r"returned \(2,\) .*expected \(2, 3\)"),
     ("--model NETS:pair", "returned a tuple; expected a tensor"),

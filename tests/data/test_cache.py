@@ -157,8 +157,8 @@ def test_a_write_that_fails_leaves_nothing(
     assert list(folder.iterdir()) == []
     if expected is DataError:
         assert str(caught.value) == (
-            f"{folder}: the decoded data cannot be kept there (No space left); "
-            "set FEDSPU_CACHE to a folder with room"
+            f"{folder}: the decoded data cannot be stored there (No space left); "
+            "set FEDSPU_CACHE to a folder with enough space"
         )
 
 

@@ -102,7 +102,7 @@ def test_an_empty_data_set_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(SOUND) - {"language-model"}))
 def test_a_task_that_cannot_make_targets_needs_them(name: str) -> None:
     words = refusal(SOUND[name][0], NO_TARGETS, find_task(name))
-    assert words == f"mine: has no targets, an array y; task {name} needs them"
+    assert words == f"mine: has no targets (array y), but task {name} needs them"
 
 
 # Classes ------------------------------------------------------------------------------

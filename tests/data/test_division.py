@@ -402,14 +402,14 @@ def test_without_a_minimum_no_owner_is_torn_apart(case: Case) -> None:
 
 def test_fewer_owners_than_clients_are_refused() -> None:
     with pytest.raises(
-        SettingsError, match=r"^clients\.number = 4: .*natural.* at most 3, as many"
+        SettingsError, match=r"^clients\.number = 4: .*natural.* at most 3, the number"
     ):
         natural(4)
 
 
 def test_a_data_set_without_owners_is_refused() -> None:
     labels = np.zeros(9, dtype=np.int64)
-    with pytest.raises(SettingsError, match=r"'natural': .* does not say whose"):
+    with pytest.raises(SettingsError, match=r"'natural': .* does not say who"):
         partition(labels, 2, "natural", 0.1, 0, rng())
 
 

@@ -79,8 +79,8 @@ def test_what_was_cut_goes_on_where_it_was(site: Site, tmp_path: Path) -> None:
     site.cuts_after = 4000
     with pytest.raises(
         DataError,
-        match=r"a\.bin: cut after 4,000 of 10,240 bytes \(the server sent no more\); "
-        "the same command goes on from there",
+        match=r"a\.bin: interrupted after 4,000 of 10,240 bytes \(the server sent no "
+        r"more\); the same command resumes from there",
     ):
         fetch(download(site), tmp_path)
     assert names(tmp_path) == ["a.bin.part"]
@@ -105,7 +105,9 @@ def test_a_connection_that_breaks_is_a_cut_too(
         raise ConnectionResetError(104, "Connection reset by peer")
 
     monkeypatch.setattr("http.client.HTTPResponse.read", read)
-    with pytest.raises(DataError, match=r"cut after 1,000 of 10,240 .*reset by peer"):
+    with pytest.raises(
+        DataError, match=r"interrupted after 1,000 of 10,240 .*reset by peer"
+    ):
         fetch(download(site), tmp_path)
     assert (tmp_path / "a.bin.part").read_bytes() == CONTENT[:1000]
 
@@ -148,7 +150,7 @@ def test_a_file_that_became_shorter_on_the_server_is_begun_anew(
 ) -> None:
     (tmp_path / "a.bin.part").write_bytes(bytes(5000))
     site.files["a.bin"] = CONTENT[:5000]
-    with pytest.raises(DataError, match="cut after 5,000 of 10,240"):
+    with pytest.raises(DataError, match="interrupted after 5,000 of 10,240"):
         fetch(download(site), tmp_path)
     assert site.ranges == ["bytes=5000-", None]
     assert (tmp_path / "a.bin.part").read_bytes() == CONTENT[:5000]
@@ -160,16 +162,16 @@ def test_a_wrong_checksum_deletes_what_came_and_says_so(
     with pytest.raises(DataError) as caught:
         fetch(download(site, WRONG), tmp_path)
     assert str(caught.value) == (
-        f"{site.url}/a.bin: {RIGHT.replace(':', ' ')}, expected {64 * '0'}; what came "
-        f"was deleted. Fetch again, or get a.bin (10,240 bytes, {WRONG}) in another "
-        f"way and put it into {tmp_path}"
+        f"{site.url}/a.bin: {RIGHT.replace(':', ' ')}, expected {64 * '0'}; what was "
+        f"received was deleted. Fetch again, or get a.bin (10,240 bytes, {WRONG}) in "
+        f"another way and put it into {tmp_path}"
     )
     assert names(tmp_path) == []
 
 
 def test_a_wrong_part_from_before_is_deleted_too(site: Site, tmp_path: Path) -> None:
     (tmp_path / "a.bin.part").write_bytes(bytes(5000))
-    with pytest.raises(DataError, match="what came was deleted"):
+    with pytest.raises(DataError, match="what was received was deleted"):
         fetch(download(site), tmp_path)
     assert names(tmp_path) == []
     assert fetch(download(site), tmp_path)
@@ -179,7 +181,7 @@ def test_a_wrong_part_from_before_is_deleted_too(site: Site, tmp_path: Path) -> 
 def test_more_than_was_expected_is_refused(
     site: Site, tmp_path: Path, checksum: str
 ) -> None:
-    with pytest.raises(DataError, match=r"more than the 100 bytes expected; what came"):
+    with pytest.raises(DataError, match=r"more than the 100 bytes expected; what was"):
         fetch(download(site, checksum, size=100), tmp_path)
     assert names(tmp_path) == []
 
@@ -191,8 +193,8 @@ def test_a_file_the_server_has_not_says_what_to_put_where(
     with pytest.raises(DataError) as caught:
         fetch(download(site), tmp_path)
     assert str(caught.value) == (
-        f"{site.url}/a.bin: the server answers 404 Not Found; get a.bin (10,240 bytes, "
-        f"{RIGHT}) in another way and put it into {tmp_path}"
+        f"{site.url}/a.bin: the server answered 404 Not Found; get a.bin (10,240 "
+        f"bytes, {RIGHT}) in another way and put it into {tmp_path}"
     )
     assert names(tmp_path) == []
 

@@ -79,11 +79,11 @@ def test_without_memory_to_share_one_process_does_it(
     [
         (
             Space(ram=1e12, disk=100),
-            r"the models of 6 clients need up to .* of disk, and .* another --out",
+            r"the models of 6 clients need up to .* of disk, but .* another --out",
         ),
         (
             Space(ram=100, disk=1e12),
-            r"about .* of RAM are needed beside data .* lower --workers",
+            r"about .* of RAM are needed besides data .* lower --workers",
         ),
     ],
 )

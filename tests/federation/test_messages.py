@@ -550,7 +550,7 @@ def test_a_sound_reply_is_taken(reply: Reply) -> None:
 
 @pytest.mark.parametrize(("t", "client"), [(4, 2), (6, 2), (5, 3), (0, 0)])
 def test_a_reply_of_another_client_or_round_is_refused(t: int, client: int) -> None:
-    why = f"it is of client {client} in round {t}"
+    why = f"it belongs to client {client} in round {t}"
     assert refused(empty_reply(t, client)) == why
     assert refused(JudgeReply(t, client, 1, 0.5, 0.5)) == why
 

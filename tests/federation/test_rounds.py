@@ -290,8 +290,8 @@ def judged_instead(answer: Answer) -> Answer:
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "another client's": (changed(client=3), "it is of client 3 in round 2"),
-    "of another round": (changed(round=1), "it is of client 2 in round 1"),
+    "another client's": (changed(client=3), "it belongs to client 3 in round 2"),
+    "of another round": (changed(round=1), "it belongs to client 2 in round 1"),
     "from no example": (changed(num_examples=0), "it is from 0 examples"),
     "no loss": (changed(train_loss=float("nan")), "its training loss is nan"),
     "no weight": (not_finite, "its fc.bias is not finite"),
@@ -398,7 +398,7 @@ class Answering:
     ("reply", "reason"),
     [
         (None, "it is not there"),
-        (JudgeReply(0, 2, 1, 0.5, 0.5), "it is of client 2 in round 0"),
+        (JudgeReply(0, 2, 1, 0.5, 0.5), "it belongs to client 2 in round 0"),
         (JudgeReply(0, 3, 1, float("nan"), 0.5), "its accuracy is 0.5, loss nan"),
         (empty_reply(0, 3), "its reply is a TrainReply"),
     ],

@@ -387,11 +387,11 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bytes(
     [
         (
             {"method__name": "hermes", "method__reading": "original"},
-            "method.reading = 'original': hermes has paper here",
+            "method.reading = 'original': hermes has only paper here",
         ),
         (
             {"method__name": "heterofl", "method__reading": "paper"},
-            "method.reading = 'paper': heterofl has original here",
+            "method.reading = 'paper': heterofl has only original here",
         ),
         (
             {"method__name": "hermes", "method__finetune": 2},

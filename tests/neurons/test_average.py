@@ -239,7 +239,7 @@ def test_steps_are_taken_and_summed_in_float64() -> None:
 
 @pytest.mark.parametrize("num_examples", [0, -3])
 def test_an_update_without_examples_is_refused(num_examples: int) -> None:
-    with pytest.raises(ModelError, match=f"{num_examples} examples"):
+    with pytest.raises(ModelError, match=f"num_examples = {num_examples}"):
         average({"w": torch.zeros(1)}, [update({"w": (None,)}, [1.0], num_examples)])
 
 

@@ -176,8 +176,11 @@ def test_a_table_that_contradicts_itself_is_refused(
 @pytest.mark.parametrize(
     ("active", "message"),
     [
-        ({}, "a is in one of the two only"),
-        ({"a": torch.tensor([0]), "b": torch.tensor([0])}, "b is in one of the two"),
+        ({}, "a is in only one of the two"),
+        (
+            {"a": torch.tensor([0]), "b": torch.tensor([0])},
+            "b is in only one of the two",
+        ),
         ({"a": torch.tensor([], dtype=torch.long)}, "at least one index"),
         ({"a": torch.tensor([1, 3])}, r"in 0\.\.2; got \[1, 3\]"),
         ({"a": torch.tensor([-1])}, r"in 0\.\.2"),

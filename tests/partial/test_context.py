@@ -811,7 +811,7 @@ def test_a_model_in_partial_training_is_refused() -> None:
     with partial_training(model, neurons, HALF):
         with (
             pytest.raises(
-                ModelError, match=r"fc1\.weight is in partial training already"
+                ModelError, match=r"fc1\.weight is already in partial training"
             ),
             partial_training(model, neurons, HALF),
         ):
@@ -848,7 +848,7 @@ def test_an_unknown_mode_is_refused() -> None:
 
 def test_active_neurons_of_another_table_are_refused() -> None:
     with (
-        pytest.raises(ModelError, match="fc2 is in one of the two only"),
+        pytest.raises(ModelError, match="fc2 is in only one of the two"),
         partial_training(mlp(), table(), {"fc1": torch.tensor([0])}),
     ):
         pass

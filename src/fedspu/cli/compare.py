@@ -24,7 +24,7 @@ def compare(
         str,
         typer.Option(
             help="Names separated by commas: see fedspu methods. A reading or option "
-            "goes behind an @: fjord@original, fedavg@finetune=5."
+            "goes after an @: fjord@original, fedavg@finetune=5."
         ),
     ] = "fedspu,local",
     alphas: Annotated[
@@ -38,7 +38,7 @@ def compare(
 ) -> None:
     """Play several methods on the same clients, and print one table.
 
-    Every run has its folder in --out. Called again, only what is missing is played.
+    Every run gets a folder in --out. The same command plays only runs that are missing.
 
     [bold]Examples[/bold]
 
@@ -65,14 +65,14 @@ def compare(
             given, named, listed, numbered, out, begin=display.begin
         )
     except KeyboardInterrupt:
-        complain("interrupted; the same command resumes where it was")
+        complain("interrupted; the same command resumes where it stopped")
         sys.exit(INTERRUPTED)
     finally:
         display.end()
     if as_json:
         typer.echo(json.dumps(summaries, indent=2))
         return
-    # A pipe has no width: whoever reads it wants whole names.
+    # A pipe has no width, and its reader wants whole names.
     width = None if sys.stdout.isatty() else 160
     console = Console(soft_wrap=True, width=width)
     console.print(rich_table(compare_rows(summaries)))
@@ -84,14 +84,14 @@ def compare(
 
 
 class Displays:
-    """Shows one run after the other."""
+    """Shows the progress of one run after another."""
 
     def __init__(self, is_quiet: bool) -> None:
         self.is_quiet = is_quiet
         self._shown: Display | None = None
 
     def begin(self, cell: "Cell", is_done: bool) -> "Watch":
-        """Show the next run; the one before has ended."""
+        """Show the next run instead of the one before."""
         from fedspu.reports.display import Display
 
         self.end()
@@ -99,7 +99,7 @@ class Displays:
         return self._shown.__enter__().watch
 
     def end(self) -> None:
-        """Show no more of the last one."""
+        """Stop showing the last run."""
         if self._shown is not None:
             self._shown.__exit__(None, None, None)
             self._shown = None

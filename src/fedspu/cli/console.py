@@ -1,4 +1,4 @@
-"""What the command says on the terminal beside its results: errors and warnings."""
+"""What the command prints besides its results: errors and warnings."""
 
 import warnings
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def complain(text: str) -> None:
 
 
 def escaped(text: str) -> str:
-    """Text in which brackets are only brackets."""
+    """Text with its brackets escaped, so that rich does not take them for markup."""
     return text.replace("[", "\\[")
 
 

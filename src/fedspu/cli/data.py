@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="A data set: see fedspu data list.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where data files lie; default: $FEDSPU_DATA, or fedspu in the user's "
+        help="Where the data files are; default: $FEDSPU_DATA, or fedspu in the user's "
         "data folder."
     ),
 ]
@@ -73,7 +73,7 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
     table = rich_table(shown)
     table.columns[-1].overflow = "fold"  # a path that is cut is of no use
     console.print(table)
-    console.print("What is not here: fedspu data fetch NAME", markup=False)
+    console.print("To get what is not here: fedspu data fetch NAME", markup=False)
 
 
 def _whereabouts(name: str, folder: Path | None) -> tuple[bool | None, str | None]:
@@ -86,7 +86,7 @@ def _whereabouts(name: str, folder: Path | None) -> tuple[bool | None, str | Non
         return None, None
     try:
         files = source.find(folder)
-    except DataError:  # some of its files; `check` says which are missing
+    except DataError:  # some files are missing; `check` says which
         files = []
     if files is None:
         return True, "in fedspu itself"
@@ -99,7 +99,8 @@ def _whereabouts(name: str, folder: Path | None) -> tuple[bool | None, str | Non
 def fetch(name: Name, data_dir: DataDir = None, as_json: Json = False) -> None:
     """Get the official files of a data set, and verify their checksums.
 
-    What was cut goes on where it was; what is here already is not fetched again.
+    An interrupted download resumes where it stopped. Files that are here already are
+    not fetched again.
 
     [bold]Examples[/bold]
 
@@ -148,7 +149,7 @@ def fetch(name: Name, data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @contextmanager
 def _progress(label: str, is_quiet: bool) -> Iterator[Any]:
-    """A function to call with bytes here and in all; a bar on a terminal alone."""
+    """A function to call with bytes so far and in all; only terminals show a bar."""
     from rich import progress as bars
 
     console = Console(stderr=True)
@@ -218,35 +219,34 @@ def show(
         str, typer.Argument(help="A data set, or your own, like arrays:FILE.npz.")
     ],
     alpha: Annotated[
-        float | None, typer.Option(help="Lower: clients differ more.")
+        float | None, typer.Option(help="Lower values make clients differ more.")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="How many there are.")] = None,
+    clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
     partition: Annotated[
         str | None,
         typer.Option(
             help="dirichlet: each class spread over the clients; dirichlet-client: a "
-            "mix of classes drawn for each; iid: all alike; shards: a few classes "
-            "each; quantity: sizes by a power law; natural: by speaker, writer or "
-            "client array."
+            "mix of classes drawn for each client; iid: all alike; shards: a few "
+            "classes for each client; quantity: sizes by a power law; natural: by "
+            "speaker, writer or client array."
         ),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(help="How many a client has, in shards alone.")
+        int | None, typer.Option(help="Shards per client; only used by shards.")
     ] = None,
     min_examples: Annotated[
-        int | None, typer.Option(help="At least so many for each client.")
+        int | None, typer.Option(help="Every client gets at least this many examples.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="As in fedspu run.")] = None,
     data_dir: DataDir = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it too: a .png, .svg or .pdf file.")
+        Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw who has what: the very examples that each client of a run would have.
+    """Show how many examples of each class each client has in a run.
 
-    What is not given is as in [bold]fedspu run[/bold]: suggested by the data set, or
-    the paper's.
+    Defaults are those of [bold]fedspu run[/bold]: the data set's own, or the paper's.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""Flags that commands share; those of settings are made from ``Settings``."""
+"""Flags that commands share; those for settings are made from ``Settings``."""
 
 import re
 from collections.abc import Callable
@@ -54,9 +54,9 @@ Set = Annotated[
 def with_settings(*leave_out: str) -> Callable[[Callable[..., None]], Any]:
     """Give a command CONFIG.toml, --set and a flag for every setting that has one.
 
-    The command takes what was given, by dotted name, as its first argument: the file's
-    values, then those of --set, then the flags'. ``leave_out`` names flags that the
-    command has for itself.
+    The command's first argument is what was given, by dotted name: the file's values,
+    overridden by those of --set, and these by the flags. ``leave_out`` lists the flags
+    that the command defines itself.
     """
 
     def decorate(command: Callable[..., None]) -> Any:
@@ -101,7 +101,7 @@ def _parameter(flag: str, entry: Any) -> Parameter:
     option = typer.Option(flag, help=entry.description, metavar=METAVARS.get(kind))
     if kind is bool:
         option = typer.Option(help=entry.description)
-    # Text, whatever it is to be: the settings say what is wrong with it.
+    # Always text, whatever the type: the settings say what is wrong with it.
     annotation = Annotated[(bool if kind is bool else str) | None, option]  # type: ignore[valid-type]  # made here
     return Parameter(
         _name(flag), Parameter.KEYWORD_ONLY, default=None, annotation=annotation

@@ -1,7 +1,7 @@
 """The ``fedspu`` command: which commands there are, and how they end.
 
-Exit codes: 0 done; 2 the user's mistake, one clear line; 1 ours, with its traceback;
-130 interrupted.
+Exit codes: 0 for success; 1 for our own mistake, with a traceback; 2 for the user's
+mistake, with one clear line; 130 if interrupted.
 """
 
 import sys
@@ -19,7 +19,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Personalized federated learning for devices of unequal strength.\n\n"
-    "Start with [bold]fedspu run[/bold]: FedSPU on handwritten digits, under a minute.",
+    "Start with [bold]fedspu run[/bold]: FedSPU on handwritten digits, in under a "
+    "minute.",
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)

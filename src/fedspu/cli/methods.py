@@ -11,8 +11,8 @@ from fedspu.cli.flags import Json
 def methods(as_json: Json = False) -> None:
     """List the methods: what each sends, trains, keeps and is judged by.
 
-    A reading is what the FedSPU paper compares with (paper), or what the method's own
-    paper says (original): --set method.reading=original.
+    A reading is the version that the FedSPU paper compares with (paper), or the one of
+    the method's own paper (original): --set method.reading=original.
     """
     from fedspu.methods import all_methods
     from fedspu.reports.methods import method_rows, method_table

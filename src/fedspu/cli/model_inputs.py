@@ -1,4 +1,4 @@
-"""A model by name, and examples for it: what a command looks at it with."""
+"""A model by name, and examples with which a command can try it."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from fedspu.federation.plan import first_line
 def model_and_example(
     name: str, shape: str | None, data: str | None
 ) -> tuple[nn.Module, Tensor]:
-    """A model by name, and two examples for it: of a data set, of a shape, its own."""
+    """A model by name, and two examples: of a data set, a shape, or its own shape."""
     if data is not None:
         dataset = load(data)
         return models.build(name, dataset.num_outputs), dataset.take(slice(2))[0]
@@ -23,7 +23,7 @@ def model_and_example(
 def model_and_batch(
     name: str, shape: str | None, data: str | None, batch_size: int
 ) -> tuple[nn.Module, Tensor, Tensor]:
-    """A model by name, and a batch with labels: of a data set, else random."""
+    """A model by name, and a batch with labels: of a data set, or else random."""
     model, example = model_and_example(name, shape, data)
     num_scores = _num_scores(model, example)
     try:
@@ -35,20 +35,20 @@ def model_and_batch(
             rng = torch.Generator().manual_seed(0)
             x = torch.randn(batch_size, *example.shape[1:], generator=rng)
             y = torch.randint(num_scores, (batch_size,), generator=rng)
-    except (RuntimeError, TypeError):  # no memory, or no number for a tensor's size
+    except (RuntimeError, TypeError):  # out of memory, or no valid tensor size
         raise SettingsError(
-            f"--batch-size {batch_size}: no room for so many examples; try 16"
+            f"--batch-size {batch_size}: too many examples for the memory; try 16"
         ) from None
     if int(y.max()) >= num_scores:
         raise ModelError(
-            f"model = {name!r}: it has scores for {num_scores} classes, and the labels "
+            f"model = {name!r}: it has scores for {num_scores} classes, but the labels "
             f"of {data} go up to {int(y.max())}"
         )
     return model, x, y
 
 
 def _zeros(name: str, shape: str | None) -> Tensor:
-    """Two empty examples, of the shape given or else the model's own."""
+    """Two examples of zeros, of the given shape or else the model's own."""
     own = getattr(models.find(name), "input_shape", None)
     if shape is None and own is not None:
         return torch.zeros(2, *own)

@@ -15,14 +15,14 @@ def neurons(
     shape: Input = None,
     data: Examples = None,
     p: Annotated[
-        str, typer.Option(help="Shares of neurons to count for.")
+        str, typer.Option(help="Shares of neurons to count the active entries for.")
     ] = "0.2,0.4,0.6,0.8,1",
     as_json: Json = False,
 ) -> None:
     """Print a model's neuron groups, and how much of it is active at each p.
 
-    Every group was proved: permuting its neurons leaves the model's output unchanged.
-    What could not be proved is always active, and named.
+    Every group is proved: permuting its neurons leaves the model's output unchanged.
+    Whatever cannot be proved is always active, and is named.
 
     [bold]Examples[/bold]
 

@@ -17,17 +17,17 @@ def profile(
     model: Model,
     shape: Input = None,
     data: Examples = None,
-    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = 16,
     p: Annotated[
         str, typer.Option(help="Shares of neurons to measure.")
     ] = "0.2,0.4,0.6,0.8,1",
     mode: Annotated[
         str,
-        typer.Option(help="exact, the true gradient; truncated, cheaper; or both."),
+        typer.Option(help="exact: the true gradient; truncated: cheaper; or both."),
     ] = "exact",
     saves: Annotated[
         str,
-        typer.Option(help="fast, in time; lean, in memory; or both."),
+        typer.Option(help="fast: save time; lean: save memory; or both."),
     ] = "fast,lean",
     memory: Annotated[
         str | None, typer.Option(help="Find the largest p whose peak fits, like 4MB.")
@@ -35,25 +35,26 @@ def profile(
     seconds: Annotated[
         str | None,
         typer.Option(
-            help="Find the largest p whose step is so quick, like 0.01, 10ms."
+            help="Find the largest p whose step takes at most this, like 0.01 or 10ms."
         ),
     ] = None,
     repetitions: Annotated[
-        int, typer.Option(help="Times are medians of so many; fewer if it takes long.")
+        int,
+        typer.Option(help="Times are medians of this many; fewer if it takes long."),
     ] = 15,
     threads: Annotated[
         int, typer.Option(help="One: CPU time is measured; more: wall time.")
     ] = 1,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it too: a .png, .svg or .pdf file.")
+        Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a training step at each p: what it takes on a device, to choose its p by.
+    """Measure time and memory of a training step at each p, to choose a device's p.
 
-    Each setting takes its turn in one process, beside plain PyTorch training all of the
-    model. The optimizer is plain SGD without momentum: others hold more for every
-    active entry. Memory is counted in tensors, the batch and PyTorch itself left out.
+    All settings take turns in one process, and so does plain PyTorch training the whole
+    model. The optimizer is SGD without momentum: others need more memory for every
+    active entry. Memory is that of tensors, without the batch and PyTorch itself.
 
     [bold]Examples[/bold]
 
@@ -76,7 +77,7 @@ def profile(
     saved = flags.choices(saves, "--saves", ("fast", "lean"))
     for name, number in (("--batch-size", batch_size), ("--repetitions", repetitions)):
         if number < 1:
-            raise SettingsError(f"{name} {number}: expected a whole number from 1 on")
+            raise SettingsError(f"{name} {number}: expected a whole number, at least 1")
     cores = os.cpu_count() or 1
     if not 1 <= threads <= cores:
         raise SettingsError(

@@ -82,12 +82,12 @@ def _refuse_changes(path: Path, given: dict[str, Any]) -> None:
     if given:
         raise SettingsError(
             f"--resume takes the settings in {path}/settings.toml; "
-            f"{next(iter(given))} cannot be changed on the way"
+            f"{next(iter(given))} cannot be changed; leave it out"
         )
 
 
 def _new_folder(settings: Settings) -> Path:
-    """A folder in runs/ that is not there yet, named by what makes a run its own."""
+    """A folder in runs/ that does not exist yet, named by data, method and seed."""
     data = Path(settings.data.name.replace(":", "-")).stem
     method = settings.method.name.replace(":", "-")
     name = f"{data}-{method}-seed-{settings.seed}"
@@ -115,7 +115,7 @@ def _saying_how_to_resume(path: Path) -> Iterator[None]:
 
 def _suggest(summary: dict[str, Any], path: Path) -> str:
     """The same experiment with another method, for a comparison."""
-    other, why = ("local", "every client alone")
+    other, why = ("local", "every client on its own")
     if summary["method"] != "fedspu":
         other, why = ("fedspu", "the same clients with FedSPU")
     again = f"fedspu run {path}/settings.toml --method {other} --out {path}-{other}"

@@ -16,8 +16,8 @@ from fedspu.settings import Settings, known_fields
 def settings(as_json: Json = False) -> None:
     """List every setting: its meaning, its default (mostly the paper's) and its flag.
 
-    In a TOML file, what stands before the dot is a table. A data set may suggest other
-    values: model, learning rate and batch size depend on it.
+    In a TOML file, the part before the dot is a table. A data set may have its own
+    defaults: model, learning rate and batch size depend on it.
     """
     rows = list(setting_rows())
     if as_json:
@@ -55,7 +55,7 @@ def setting_rows() -> Iterator[dict[str, Any]]:
 
 
 def _values(annotation: Any) -> list[str]:
-    """The words that a setting may be, if there are only a few."""
+    """The words that a setting accepts, if there are only a few."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     return [value for part in get_args(annotation) for value in _values(part)]

@@ -1,6 +1,6 @@
-"""Data sets by name: what each is, the settings that suit it, and who reads it.
+"""Data sets by name: what each is, its default settings, and which module reads it.
 
-Their files are opened by ``load``; everything else here needs no file and no PyTorch.
+Only ``load`` opens their files; everything else here needs no files and no PyTorch.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ FROM_MEMORY = "arrays"
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: in words and numbers, with the module in ``data/`` that reads it.
+    """A data set's description, its numbers, and its module in ``data/`` (``place``).
 
-    The module has ``load``, or the function named behind a colon. For published files
-    it also has ``find`` and ``DOWNLOADS``. ``file`` is what follows the colon in the
-    name of a user's own data. ``defaults`` are settings by dotted name; what the user
-    sets goes before them. The numbers are those of the official files.
+    The module reads it with ``load``, or with the function named after a colon. For
+    published files it also has ``find`` and ``DOWNLOADS``. ``file`` is what follows the
+    colon in the name of a user's own data. ``defaults`` are settings by dotted name;
+    what the user sets overrides them. The numbers are those of the official files.
     """
 
     about: str
@@ -40,17 +40,17 @@ class Source:
 
     @property
     def module(self) -> ModuleType:
-        """What reads it."""
+        """The module that reads it."""
         return import_module(f"fedspu.data.{self.place.partition(':')[0]}")
 
     @property
     def downloads(self) -> tuple[Any, ...]:
-        """Its official files; none if there is nothing to fetch."""
+        """Its official files; empty if there is nothing to fetch."""
         found: tuple[Any, ...] = getattr(self.module, "DOWNLOADS", ())
         return found
 
     def find(self, folder: Path | None) -> list[Path] | None:
-        """Those of its files that are here; None if there is nothing to find."""
+        """Its files on this machine; None if it has no published files."""
         finder = getattr(self.module, "find", None)
         return None if finder is None else finder(folder)
 
@@ -63,7 +63,7 @@ DATASETS = {
         "sets.digits",
         num_examples=1_797,
         num_classes=10,
-        # A hundred clients would have twelve training examples each.
+        # A hundred clients (the default) would have twelve training examples each.
         defaults={
             "model": "digits",
             "clients.number": 30,
@@ -99,7 +99,7 @@ DATASETS = {
         "sets.mnist",
         num_examples=70_000,
         num_classes=10,
-        # The paper's network for such images; the rate is ours.
+        # The paper's network for images like these; the learning rate is ours.
         defaults={"model": "emnist", "train.lr": 0.02, "train.batch_size": 16},
     ),
     "fashion-mnist": Source(
@@ -126,7 +126,7 @@ DATASETS = {
         defaults=SPEECH,
     ),
     "hf": Source(
-        "your own: what Hugging Face datasets saved to disk (extra: hf)",
+        "your own data, saved to disk by Hugging Face datasets (extra: hf)",
         "own.hf",
         file="FOLDER",
     ),
@@ -136,9 +136,9 @@ DATASETS = {
 def load(
     name: str, folder: Path | None = None, task: "Task | None" = None
 ) -> "Dataset":
-    """The data set called ``name``, its targets as the task (classification) has them.
+    """The data set called ``name``, with targets for ``task`` (else classification).
 
-    A relative FILE of the user's own lies in ``folder``.
+    A relative FILE of the user's own data is looked up in ``folder``.
     """
     from fedspu.data.dataset import with_targets
     from fedspu.tasks.classification import classification

@@ -1,8 +1,8 @@
 """Decoded arrays, kept on disk: decoded once, then memory-mapped by every process.
 
 A cache is a folder of .npy files. Its name holds a hash of the recipe and of the files
-the arrays came from, so that a change of either makes another cache. It is written
-beside its place and renamed when it is whole: there is no half of one.
+the arrays came from, so a change to either makes another cache. A cache is written
+under a temporary name and renamed when it is complete, so there is never half of one.
 """
 
 import json
@@ -34,16 +34,16 @@ def cached(
     build: Callable[[], Mapping[str, NDArray[Any]]],
     folder: Path | None = None,
 ) -> Arrays:
-    """What ``build`` gives for the files ``sources``, from the cache if it is there.
+    """The arrays that ``build`` makes of the files ``sources``, built only once.
 
     ``recipe`` is a few words that change whenever ``build`` does. The arrays are
-    memory-mapped; the files stay as they are even if an array is written to. A build
-    that fails or is interrupted leaves nothing, a damaged cache is built again, and of
-    two processes that build the same one, one wins and both have it.
+    memory-mapped; writing to one does not change its file. A build that fails or is
+    interrupted leaves nothing behind, and a damaged cache is built again. If two
+    processes build the same cache, one wins and both use the result.
     """
     sources = list(sources)
     place = cache_place(name, recipe, sources, folder)
-    for _ in range(3):  # another process may replace a damaged one as we open it
+    for _ in range(3):  # another process may replace a damaged cache as we open it
         arrays = _open(place)
         if arrays is not None:
             return arrays
@@ -54,13 +54,13 @@ def cached(
                 f"{name}: its files changed while they were read; try again"
             )
         _write(built, place)
-    raise DataError(f"{place}: this cache is damaged again and again; remove it")
+    raise DataError(f"{place}: this cache was rebuilt but is still damaged; remove it")
 
 
 def cache_place(
     name: str, recipe: str, sources: Iterable[Path], folder: Path | None = None
 ) -> Path:
-    """The folder in which ``cached`` keeps these arrays, there or not."""
+    """The folder in which ``cached`` keeps these arrays, whether it exists or not."""
     found = [recipe]
     for source in sources:
         try:
@@ -73,7 +73,7 @@ def cache_place(
 
 
 def cache_folder() -> Path:
-    """Where caches lie: FEDSPU_CACHE, or fedspu in the user's cache folder."""
+    """The folder of all caches: FEDSPU_CACHE, or fedspu in the user's cache folder."""
     own = os.environ.get("FEDSPU_CACHE")
     if own:
         return Path(own).expanduser()
@@ -82,7 +82,7 @@ def cache_folder() -> Path:
 
 
 def _open(place: Path) -> Arrays | None:
-    """The arrays of a whole cache; None if it is missing or not as it was written."""
+    """The arrays of a complete cache; None if it is missing or was changed."""
     try:
         contents = json.loads((place / CONTENTS).read_text(encoding="utf-8"))
         arrays: Arrays = {}
@@ -90,8 +90,8 @@ def _open(place: Path) -> Arrays | None:
             file = place / f"{name}.npy"
             if _seen(file) != written:
                 return None
-            # Copy on write: what is done to an array does not reach the file. (Torch
-            # warns of arrays that cannot be written to.)
+            # Copy on write: changes to an array do not reach the file. (Torch would
+            # warn about read-only arrays.)
             arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, AttributeError, EOFError):
         return None
@@ -99,7 +99,7 @@ def _open(place: Path) -> Arrays | None:
 
 
 def _seen(file: Path) -> list[int]:
-    """Size and time of change: any later damage by a program shows in these."""
+    """Size and time of change: they show if a program changes the file later."""
     now = file.stat()
     return [now.st_size, now.st_mtime_ns]
 
@@ -121,19 +121,19 @@ def _write(arrays: Mapping[str, NDArray[Any]], place: Path) -> None:
             contents = {name: _seen(unfinished / f"{name}.npy") for name in arrays}
             text = json.dumps(contents)
             (unfinished / CONTENTS).write_text(text, encoding="utf-8")
-            unfinished.chmod(0o755)  # mkdtemp lets nobody else read
+            unfinished.chmod(0o755)  # mkdtemp lets only the owner read
             _put(unfinished, place)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"{place.parent}: the decoded data cannot be kept there "
-            f"({error.strerror}); set FEDSPU_CACHE to a folder with room"
+            f"{place.parent}: the decoded data cannot be stored there "
+            f"({error.strerror}); set FEDSPU_CACHE to a folder with enough space"
         ) from None
 
 
 def _put(unfinished: Path, place: Path) -> None:
-    """Rename a finished cache to its place, unless a whole one is there by now."""
+    """Rename a finished cache to its place, unless a complete one exists by now."""
     if place.exists() and _open(place) is None:
         damaged = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=place.parent))
         try:
@@ -145,12 +145,12 @@ def _put(unfinished: Path, place: Path) -> None:
     try:
         unfinished.rename(place)
     except OSError:
-        if _open(place) is None:  # not there because another process won
+        if _open(place) is None:  # otherwise another process won
             raise
 
 
 def _remove_old_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove what killed processes have left behind."""
     for left in folder.glob(f"{UNFINISHED}*"):
         try:
             is_old = time.time() - left.stat().st_mtime > A_DAY

@@ -1,4 +1,4 @@
-"""The one shape that every data set takes."""
+"""The common form of all data sets."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,16 +12,16 @@ from fedspu.tasks.task import Task
 
 @dataclass(frozen=True)
 class Scaling:
-    """How bytes become numbers: of 255, less the mean, by the deviation of a channel.
+    """How bytes become floats: (byte / 255 - mean) / deviation, for each channel.
 
-    Mean and deviation are fixed numbers, or come from training examples alone.
+    Mean and deviation are fixed numbers, or come only from training examples.
     """
 
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
 
     def apply(self, x: Tensor) -> Tensor:
-        """Bytes (n, channels, ...) as float32; everything else as it is."""
+        """Bytes (n, channels, ...) as scaled float32; everything else unchanged."""
         if x.dtype != torch.uint8:
             return x
         shape = (-1, *[1] * (x.dim() - 2))
@@ -33,14 +33,14 @@ class Scaling:
 class Dataset:
     """Examples and their targets.
 
-    ``x`` is float32, int64 where examples are tokens, or uint8 where they are bytes to
-    be scaled when they are taken: large sets stay as small as their files. ``y`` is
-    int64 or floats, ``NO_TARGETS`` where there are none. ``num_classes`` is how many
-    classes there are, where that is known; ``num_outputs`` how many outputs a model
-    needs, 0 until a task says so. ``classes`` are the names of classes, ``owners`` who
-    each example is from (a speaker, a writer), where that is
-    known. ``sources`` are the files it came from, ``cache`` is the folder of its
-    decoded arrays, ``notes`` say what was left out, and why.
+    ``x`` is float32, int64 if the examples are tokens, or uint8 if they are bytes; only
+    ``take`` scales these, so large data sets stay as small as their files. ``y`` is
+    int64 or floats, or ``NO_TARGETS``. ``num_classes`` is the number of classes, 0 if
+    not known; ``num_outputs`` is how many outputs a model needs, 0 until a task says
+    so. ``classes`` are the names of the classes, and ``owners`` says who each example
+    is from (a speaker, a writer), if known. ``sources`` are the files it came from,
+    ``cache`` is the folder of its decoded arrays, ``notes`` say what was left out, and
+    why.
     """
 
     name: str
@@ -56,26 +56,26 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
     def take(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Some examples as a model takes them, and their targets."""
+        """The examples at ``positions``, scaled for a model, and their targets."""
         return self.scaling.apply(self.x[positions]), self.y[positions]
 
 
 NO_TARGETS = torch.empty(0)
-"""The ``y`` of data that has none."""
+"""The ``y`` of data without targets."""
 
 
 def with_targets(dataset: Dataset, task: Task) -> Dataset:
-    """The data set with targets as a task has them; refuses what it cannot learn."""
+    """The data set with targets in the task's form; refuses what it cannot learn."""
     name, x, y = dataset.name, dataset.x, dataset.y
     if y is NO_TARGETS:
         if task.make_targets is None:
             raise DataError(
-                f"{name}: has no targets, an array y; task {task.name} needs them"
+                f"{name}: has no targets (array y), but task {task.name} needs them"
             )
         y = task.make_targets(x)
         x = x.clamp(min=0)  # below 0: padding
     if y.dim() == 0:
-        raise DataError(f"{name}: y has shape (); expected a target per example, (n,)")
+        raise DataError(f"{name}: y has shape (); expected one per example, (n,)")
     if len(x) != len(y):
         raise DataError(f"{name}: {len(x)} examples in x but {len(y)} targets in y")
     if len(y) == 0:

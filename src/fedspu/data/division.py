@@ -1,8 +1,8 @@
-"""Who gets which examples, and who has what then.
+"""Which client gets which examples, and how many of each class each client has.
 
-A partition gives every example its client. Clients that then have too few are helped by
-the largest ones; no example is ever repeated or left out. In every kind that reads
-alpha, a lower one makes clients differ more.
+A partition assigns every example to one client. Clients that end up with too few then
+get some from the largest ones; no example is ever repeated or left out. In every kind
+that uses alpha, a lower alpha makes clients differ more.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ class ToDivide:
     labels: Labels
     num_clients: int
     alpha: float = 0.1
-    shards: int = 2  # for each client, in `shards` alone
-    owners: Labels | None = None  # whose each example is, for `natural` alone
+    shards: int = 2  # per client; only used by `shards`
+    owners: Labels | None = None  # who each example is from; only used by `natural`
 
 
 def dirichlet(what: ToDivide, rng: Rng) -> Indices:
@@ -44,10 +44,10 @@ def dirichlet(what: ToDivide, rng: Rng) -> Indices:
 
 
 def dirichlet_client(what: ToDivide, rng: Rng) -> Indices:
-    """A mix of classes drawn for each client from Dirichlet(alpha); sizes alike.
+    """A mix of classes drawn for each client from Dirichlet(alpha); equal sizes.
 
-    Classes run out: clients that want more of one than is left are served at random,
-    and draw again from the rest of their mix.
+    If clients want more of a class than is left, it is shared out at random among them,
+    and they draw what they still need from the rest of their mix.
     """
     _, codes = np.unique(what.labels, return_inverse=True)
     left = np.bincount(codes)
@@ -71,15 +71,15 @@ def dirichlet_client(what: ToDivide, rng: Rng) -> Indices:
 
 
 def iid(what: ToDivide, rng: Rng) -> Indices:
-    """Equally many random examples for each client, give or take one."""
+    """Equally many random examples for each client, to within one."""
     return rng.permutation(_dealt(len(what.labels), what.num_clients))
 
 
 def shards(what: ToDivide, rng: Rng) -> Indices:
-    """Examples sorted by class, cut into equal shards; as many random ones for each.
+    """The examples, sorted by class, in equal shards; the same number per client.
 
-    As in "Communication-efficient learning" (McMahan et al., 2017). A shard on the
-    border of two classes has some of both.
+    Shards are dealt at random, as in "Communication-efficient learning" (McMahan et
+    al., 2017). A shard on the border of two classes has some of both.
     """
     n, num_shards = len(what.labels), what.shards * what.num_clients
     by_shard = rng.permutation(_dealt(num_shards, what.num_clients))
@@ -89,9 +89,9 @@ def shards(what: ToDivide, rng: Rng) -> Indices:
 
 
 def quantity(what: ToDivide, rng: Rng) -> Indices:
-    """Random examples, in sizes by a power law: the k-th largest is k^(-1/alpha) of it.
+    """Random examples; the k-th largest client has k^(-1/alpha) of the largest one's.
 
-    That is Pareto's law with index alpha; alpha = 1 is Zipf's.
+    This is Pareto's law with index alpha; alpha = 1 is Zipf's law.
     """
     ranks = 1.0 + rng.permutation(what.num_clients)
     shares = ranks ** (-1 / what.alpha)
@@ -99,21 +99,22 @@ def quantity(what: ToDivide, rng: Rng) -> Indices:
 
 
 def natural(what: ToDivide, rng: Rng) -> Indices:
-    """All examples of an owner together: a speaker, a writer, a client column.
+    """All examples of an owner (a speaker, a writer, ...) go to the same client.
 
     With as many owners as clients, client k is the k-th owner in sorted order; with
-    more, each client has equally many random ones, give or take one.
+    more owners, each client gets equally many random ones, to within one.
     """
     if what.owners is None:
         raise SettingsError(
-            "data.partition = 'natural': the data set does not say whose its examples "
-            "are; add an array `client` to your .npz file, or use another partition"
+            "data.partition = 'natural': the data set does not say who its examples "
+            "are from; add an array `client` to your .npz file, or use another "
+            "partition"
         )
     names, codes = np.unique(what.owners, return_inverse=True)
     if len(names) < what.num_clients:
         raise SettingsError(
             f"clients.number = {what.num_clients}: with data.partition = 'natural' "
-            f"expected at most {len(names)}, as many as the examples have owners"
+            f"expected at most {len(names)}, the number of owners in the data"
         )
     if len(names) == what.num_clients:
         return codes.astype(np.int64)
@@ -136,10 +137,10 @@ def _dealt(number: int, num_clients: int) -> Indices:
 
 
 def _spread(shares: NDArray[np.float64], number: int, rng: Rng) -> Indices:
-    """A client for each of ``number`` examples, by shares that sum to one."""
+    """A client for each of ``number`` examples; the shares sum to one."""
     ends = np.cumsum(shares)
     # Evenly spaced from a random start: fixed places would favour some clients
-    # wherever there are fewer examples than clients.
+    # whenever there are fewer examples than clients.
     places = (np.arange(number) + rng.random()) / number
     # The last client's share ends at 1, whatever the sum was rounded to.
     return np.searchsorted(ends[:-1], places)
@@ -154,10 +155,11 @@ def _by_class(labels: Labels, rng: Rng) -> Indices:
 def _draw(
     mixes: NDArray[np.float64], wanted: Indices, is_open: NDArray[np.bool_], rng: Rng
 ) -> Indices:
-    """How many of each class each client draws from its mix of the open ones."""
+    """How many of each class each client draws from its mix of open classes."""
     asking = np.flatnonzero(wanted)
     chances = mixes[asking] * is_open
-    # At a small alpha a mix is one class, and nothing remains once that has run out.
+    # At a small alpha a mix may be a single class. Once that has run out, the client
+    # draws from all open classes.
     chances[chances.sum(1) == 0] = is_open
     chances /= chances.sum(1, keepdims=True)
     drawn = np.zeros(mixes.shape, dtype=np.int64)
@@ -180,8 +182,8 @@ def partition(
 ) -> list[Indices]:
     """Each client's examples, as sorted indices into ``labels``.
 
-    ``shards`` is read by that kind alone, ``owners`` (whose each example is) by
-    `natural` alone.
+    ``shards`` is only used by `shards`, ``owners`` (who each example is from) only by
+    `natural`.
     """
     _refuse_impossible(len(labels), num_clients, kind, alpha, min_examples)
     if kind == "shards":
@@ -211,7 +213,7 @@ def _refuse_impossible(
     if not 1 <= num_clients <= num_examples:
         raise SettingsError(
             f"clients.number = {num_clients}: expected a number from 1 to "
-            f"{num_examples}, as many as there are examples"
+            f"{num_examples}, the number of examples"
         )
     if num_clients * min_examples > num_examples:
         raise SettingsError(
@@ -254,10 +256,10 @@ def _help_the_smallest(
 
 
 def _levelled(sizes: Indices, total: int) -> Indices:
-    """How many each client gives so that ``total`` are given, always by the largest.
+    """How many examples each client gives so that the largest give ``total`` in all.
 
-    That cuts the largest clients to one level, the highest that yields ``total``; those
-    below it give nothing.
+    This cuts the largest clients to one level, the highest that yields ``total``;
+    clients below it give nothing.
     """
     level, high = 0, int(sizes.max())
     while level < high:
@@ -267,7 +269,7 @@ def _levelled(sizes: Indices, total: int) -> Indices:
         else:
             high = middle - 1
     given = np.maximum(sizes - level, 0)
-    # Not all who are cut need to go down to the level: the first keep one more.
+    # That may be too many: then the first of these clients keep one more.
     spared = np.flatnonzero(given)[: given.sum() - total]
     given[spared] -= 1
     return given
@@ -296,24 +298,24 @@ class LabelCounts:
 
     @cached_property
     def entropies(self) -> NDArray[np.float64]:
-        """The entropy of each client's labels, in bits; one class alone has none."""
+        """The entropy of each client's labels, in bits; 0 for a single class."""
         return entropy(self.counts)
 
     @cached_property
     def whole_entropy(self) -> float:
-        """The entropy of all labels together, in bits: what even shares would have."""
+        """The entropy of all labels together, in bits: that of an even share."""
         return float(entropy(self.counts.sum(0, keepdims=True))[0])
 
     @property
     def num_single(self) -> int:
-        """How many clients have examples of one class alone."""
+        """How many clients have examples of only one class."""
         return int((self.num_classes == 1).sum())
 
 
 def count_labels(
     parts: Sequence[Indices], labels: Labels, num_classes: int
 ) -> LabelCounts:
-    """How many examples of each class clients have; theirs are at ``parts``."""
+    """How many examples of each class each client has; client k has ``parts[k]``."""
     clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     cells = clients * num_classes + labels[np.concatenate(parts)]
     counts = np.bincount(cells, minlength=len(parts) * num_classes)
@@ -321,7 +323,7 @@ def count_labels(
 
 
 def entropy(counts: Indices) -> NDArray[np.float64]:
-    """The entropy of each row of counts, in bits; a row of nothing has none."""
+    """The entropy of each row of counts, in bits; 0 for a row of zeros."""
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     logs = np.log2(shares, where=shares > 0, out=np.zeros_like(shares))
     bits: NDArray[np.float64] = np.maximum(-(shares * logs).sum(1), 0.0)  # never -0.0

@@ -20,7 +20,7 @@ WITHOUT_CLASSES = ("iid", "natural", "quantity")
 
 @dataclass(frozen=True, eq=False)
 class DividedData:
-    """Everyone's examples on this machine."""
+    """All clients' examples, on this machine."""
 
     data: Dataset
     splits: Splits  # one for each client
@@ -31,22 +31,22 @@ class DividedData:
         return self.data.take(positions)
 
     def num_examples(self, client: int) -> int:
-        """How many examples a client has, for whatever use."""
+        """How many examples a client has in total."""
         return int(self.splits.sizes[client])
 
 
 def divide(settings: Settings, data: Dataset, task: Task) -> DividedData:
-    """Each client's train, validation and test examples; by seed and data alone."""
+    """Each client's train, validation and test examples, set by settings and data."""
     labels = strata(data, task)
     shares = allot(settings, data, task)
     splits = Splits(shares, labels, settings.data.split, settings.seed)
     for client in np.flatnonzero(splits.sizes < MIN_EXAMPLES)[:1].tolist():
-        splits[client]  # says that it has too few
+        splits[client]  # raises an error: this client has too few
     return DividedData(data, splits)
 
 
 def allot(settings: Settings, data: Dataset, task: Task) -> list[Indices]:
-    """Each client's examples, as sorted positions; by seed and data alone."""
+    """Each client's examples, as sorted positions, set by settings and data."""
     kind = settings.data.partition
     if task.strata is None and kind not in WITHOUT_CLASSES:
         raise SettingsError(
@@ -66,7 +66,7 @@ def allot(settings: Settings, data: Dataset, task: Task) -> list[Indices]:
 
 
 def strata(data: Dataset, task: Task) -> Labels:
-    """The class of each example, to divide and stratify by; 0 where there is none."""
+    """The class of each example, to divide and stratify by; all 0 without classes."""
     if task.strata is None:
         return np.zeros(len(data.y), dtype=np.int64)
     return task.strata(data.y).numpy()

@@ -1,7 +1,7 @@
-"""Where data files lie, and what the official ones are called.
+"""Where data files are, and how to fetch the official ones.
 
-The files of a data set lie in a folder of its name in the data folder, or in the places
-where others put them. ``fetch`` (fetch.py) puts them there; so may the user.
+The files of a data set are in a folder of its name in the data folder, or where other
+libraries put them. ``fetch`` puts them there; users may also do so themselves.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from fedspu.errors import DataError
 class Download:
     """An official file: its address, its size in bytes, and its checksum.
 
-    A checksum is written as kind:value, like sha256:0a1b…; it is empty where none is
-    known for certain, and then the size alone is compared.
+    A checksum is written as kind:value, like sha256:0a1b…; it is empty if none is known
+    for certain, and then only the size is compared.
     """
 
     url: str
@@ -31,7 +31,7 @@ class Download:
 
     @property
     def name(self) -> str:
-        """What the file is called."""
+        """The file's name."""
         return self.url.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Download:
 
 
 def data_folder(folder: Path | None = None) -> Path:
-    """Where data lies: ``folder``, FEDSPU_DATA, or fedspu in the user's data folder."""
+    """The data folder: ``folder``, FEDSPU_DATA, or fedspu in the user's data folder."""
     if folder is not None:
         return folder.expanduser()
     own = os.environ.get("FEDSPU_DATA")
@@ -53,15 +53,15 @@ def data_folder(folder: Path | None = None) -> Path:
 def places(
     name: str, folder: Path | None, others: Iterable[str] = ()
 ) -> Iterator[Path]:
-    """The folders in which the files of ``name`` may lie, likeliest first.
+    """The folders in which the files of ``name`` may be, most likely first.
 
-    ``others`` are further ones: in the data folder, or anywhere if absolute.
+    ``others`` are further folders, relative to the data folder or absolute.
     """
     root = data_folder(folder)
     yield root / name
     for other in others:
         yield root / other
-    if folder is not None:  # the user may point to the very folder
+    if folder is not None:  # the user may give the folder of the files itself
         yield root
 
 
@@ -84,7 +84,7 @@ except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]  # checked where it is used
 
 Watch = Callable[[int, int], None]
-"""Called with the bytes that are here and those there will be."""
+"""Called with the number of bytes received so far, and with the total."""
 
 CHUNK = 2**18
 TIMEOUT = 30.0  # seconds without a byte
@@ -93,7 +93,7 @@ PARTIAL = 206  # HTTP: the part asked for follows
 
 
 def fetch(download: Download, folder: Path, watch: Watch | None = None) -> bool:
-    """Have an official file in ``folder``; False if it was there already."""
+    """Fetch an official file into ``folder``; False if it was there already."""
     file = folder / download.name
     if file.exists():
         problem = compare(file, download)
@@ -117,7 +117,7 @@ def fetch(download: Download, folder: Path, watch: Watch | None = None) -> bool:
     except OSError as error:
         raise DataError(
             f"{part}: cannot be written ({error.strerror or error}); once that is "
-            "mended, the same command goes on"
+            "fixed, the same command resumes"
         ) from None
     return True
 
@@ -127,14 +127,14 @@ def _keep_if_right(part: Path, file: Path, download: Download) -> None:
     if problem:
         part.unlink()
         raise DataError(
-            f"{download.url}: {problem}; what came was deleted. Fetch again, or "
-            f"{_by_hand(download, file.parent)}"
+            f"{download.url}: {problem}; what was received was deleted. Fetch again, "
+            f"or {_by_hand(download, file.parent)}"
         )
     part.replace(file)
 
 
 def compare(file: Path, download: Download) -> str:
-    """What tells a file from the official one: nothing if it is the same."""
+    """How a file differs from the official one; empty if it does not."""
     size = file.stat().st_size
     if size != download.size:
         return f"{size:,} bytes, expected {download.size:,}"
@@ -153,7 +153,7 @@ def _lock(part: BinaryIO, name: Path) -> None:
         fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DataError(
-            f"{name}: another process is fetching it; wait for it"
+            f"{name}: another process is fetching it; wait until it is done"
         ) from None
 
 
@@ -175,7 +175,8 @@ def _complete(download: Download, part: BinaryIO, folder: Path, watch: Watch) ->
                 _empty(part)
                 raise DataError(
                     f"{download.url}: more than the {download.size:,} bytes expected; "
-                    f"what came was deleted. {_by_hand(download, folder).capitalize()}"
+                    "what was received was deleted. "
+                    f"{_by_hand(download, folder).capitalize()}"
                 )
             part.write(chunk)
             watch(here, download.size)
@@ -189,7 +190,7 @@ def _empty(part: BinaryIO) -> int:
 
 
 def _open(download: Download, here: int, folder: Path) -> HTTPResponse:
-    """The server's answer, from the byte ``here`` on if it can."""
+    """The server's response, starting at the byte ``here`` if the server can."""
     headers = {"User-Agent": "fedspu"} | ({"Range": f"bytes={here}-"} if here else {})
     try:
         response: HTTPResponse = urlopen(
@@ -199,7 +200,7 @@ def _open(download: Download, here: int, folder: Path) -> HTTPResponse:
         with error:
             if error.code == NOT_SATISFIABLE and here:
                 return _open(download, 0, folder)
-            reason = f"the server answers {error.code} {error.reason}"
+            reason = f"the server answered {error.code} {error.reason}"
     except (OSError, HTTPException) as error:
         reason = f"cannot be reached ({getattr(error, 'reason', error)})"
     else:
@@ -208,7 +209,7 @@ def _open(download: Download, here: int, folder: Path) -> HTTPResponse:
 
 
 def _goes_on(response: HTTPResponse, here: int) -> bool:
-    """Whether the answer is the rest of the file, and not all of it."""
+    """Whether the response is the rest of the file, and not all of it."""
     starts = f"bytes {here}-"
     return response.status == PARTIAL and response.headers.get(
         "Content-Range", ""
@@ -224,8 +225,8 @@ def _read(response: HTTPResponse, here: int, download: Download) -> bytes:
 
 def _cut(download: Download, here: int, reason: str) -> DataError:
     return DataError(
-        f"{download.url}: cut after {here:,} of {download.size:,} bytes ({reason}); "
-        "the same command goes on from there"
+        f"{download.url}: interrupted after {here:,} of {download.size:,} bytes "
+        f"({reason}); the same command resumes from there"
     )
 
 
@@ -237,11 +238,11 @@ def _by_hand(download: Download, folder: Path) -> str:
 
 
 def read(file: Path) -> bytes:
-    """What is in a file of a listing."""
+    """The bytes of a file."""
     try:
         return file.read_bytes()
     except OSError as error:
-        raise DataError(f"{shown(file)}: {error.strerror}; mend or remove it") from None
+        raise DataError(f"{shown(file)}: {error.strerror}; fix or remove it") from None
 
 
 def shown(name: Path | str) -> str:

@@ -1,4 +1,4 @@
-"""What a client does with its examples: train, validate, test."""
+"""A client's examples by use: to train, to validate, to test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ def split(
     kind: str,
     rng: np.random.Generator,
 ) -> Split:
-    """Split one client's examples, with every part's labels alike.
+    """One client's examples, split so that every part has about the same class mix.
 
     ``labels`` are those of the whole data set; ``indices`` are the client's own. The
-    training part has of each class what is due to it, rounded up or down, and so have
-    validation and test of what is held out.
+    training part gets its share of each class, rounded up or down; validation and test
+    get theirs of what is held out.
     """
     if kind not in SPLITS:
         known = ", ".join(sorted(SPLITS))
@@ -60,13 +60,13 @@ def split(
         train, held = map(np.sort, _spaced(by_class, num_held, rng))
         return Split(train, val=held, test=held)
     train, held = _spaced(by_class, max(num_held, 2), rng)
-    # Of an odd number, the test part has the larger half.
+    # If the number is odd, the test part gets one more.
     val, test = _spaced(held, (len(held) + 1) // 2, rng)
     return Split(np.sort(train), np.sort(val), np.sort(test))
 
 
 class Splits(Sequence[Split]):
-    """Each client's train, validation and test examples; made when asked for."""
+    """Each client's train, validation and test examples; computed when asked for."""
 
     def __init__(
         self, shares: Sequence[Indices], labels: Labels, kind: str, seed: int

@@ -1,4 +1,4 @@
-"""Which engine plays a run on this machine, and whether there is room for it."""
+"""Which engine plays a run on this machine, and whether RAM and disk suffice."""
 
 import warnings
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def num_workers(settings: Settings) -> int:
 
 
 def _why_alone(settings: Settings) -> str:
-    """Why one process has to play all clients; nothing if it has not."""
+    """Why one process has to play all clients; empty if several can."""
     if not can_fork():
         return "this system cannot fork"
     device = find_device(settings.device)
@@ -68,14 +68,14 @@ def _remark_on_workers(settings: Settings) -> None:
         )
     elif asked > num_cores():
         warnings.warn(
-            f"workers = {asked}: more than the {num_cores()} cores here; that is not "
-            "faster",
+            f"workers = {asked}: more than the {num_cores()} cores here; that will "
+            "not be faster",
             stacklevel=4,
         )
 
 
 def check_space(plan: Plan) -> None:
-    """Say before a run begins that RAM or disk will be short."""
+    """Warn before a run begins if RAM or disk will not suffice."""
     settings, number = plan.settings, num_workers(plan.settings)
     reached = min(plan.num_clients, settings.rounds * settings.clients.per_round)
     needed = memory_needed(
@@ -90,12 +90,14 @@ def check_space(plan: Plan) -> None:
     if needed.disk > here.disk:
         warnings.warn(
             f"the models of {reached} clients need up to {size(needed.disk)} of disk, "
-            f"and {size(here.disk)} are free at {settings.out}; choose another --out",
+            f"but only {size(here.disk)} are free at {settings.out}; choose another "
+            "--out",
             stacklevel=3,
         )
     if needed.ram > here.ram:
         warnings.warn(
-            f"about {size(needed.ram)} of RAM are needed beside data and training "
-            f"steps, and {size(here.ram)} are free; lower --workers or store.cache",
+            f"about {size(needed.ram)} of RAM are needed besides data and training "
+            f"steps, but only {size(here.ram)} are free; lower --workers or "
+            "store.cache",
             stacklevel=3,
         )

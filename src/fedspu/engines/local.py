@@ -14,7 +14,7 @@ from fedspu.neurons.table import State
 
 
 class LocalEngine:
-    """Plays all clients itself; every message crosses as bytes all the same."""
+    """Plays all clients itself; messages are still packed and read as bytes."""
 
     facts = Facts()
 
@@ -41,4 +41,4 @@ class LocalEngine:
             yield client, Answer(reply, Cost.of(down, up))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""

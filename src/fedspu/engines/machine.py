@@ -1,4 +1,4 @@
-"""This machine: its cores and threads, what a run will need of it, what it has held."""
+"""This machine: cores and threads, the memory a run will need, its peak so far."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ from fedspu.training import make_optimizer
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; ``auto`` is the best that is here."""
+    """The device of this name; ``auto`` is the best one here."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -44,7 +44,7 @@ def num_cores() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for each client turn: results must not depend on their number."""
+    """One thread for each client turn: results must not depend on the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
 
 
 def warm_up(plan: Plan) -> None:
-    """Do what would else be on the clock of the first client."""
+    """Do slow work now that would otherwise count as the first client's time."""
     # Torch loads a second's worth of modules with the first optimizer.
     weights = [torch.zeros(1, requires_grad=True)]
     make_optimizer(weights, plan.settings.train).zero_grad()
@@ -62,7 +62,7 @@ def warm_up(plan: Plan) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed blocks: handing them back costs a page fault each time."""
+    """Let glibc keep freed memory: giving it back costs page faults each time."""
     with suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
@@ -91,13 +91,13 @@ def memory_needed(
     cache: float,
     waiting: int,
 ) -> Space:
-    """What a run needs, beside its data and what training steps hold.
+    """The RAM and disk a run needs, besides its data and its training steps.
 
-    ``model`` are the bytes of one model, ``num_kept`` the clients that may come to keep
-    one, ``cache`` the bytes of them that a process may hold, ``waiting`` the replies of
-    a round that may wait for their turn. The server has those, the global model twice,
-    sums and weights in float64; a worker a model to work in, its gradients, and three
-    states on the way.
+    ``model`` is the size of one model in bytes, ``num_kept`` how many clients may keep
+    one in the end, ``cache`` how many bytes of those a process may hold, ``waiting``
+    how many replies of a round may wait for their turn. The server holds these replies,
+    the global model twice, and sums and weights in float64. A worker holds a model to
+    work in, its gradients, and three states in transit.
     """
     server = 6 * model + waiting * model
     worker = 6 * model + min(cache, num_kept * model)
@@ -122,13 +122,13 @@ def memory_here(folder: Path | None) -> Space:
 
 
 def forget_peak() -> None:
-    """Begin to measure the peak anew, where the system can."""
+    """Reset the peak that ``peak_rss_bytes`` reports, where the system can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has held, since ``forget_peak`` where it can."""
+    """The most memory this process has held since ``forget_peak``, or ever."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         peak = next(line for line in lines if line.startswith("VmHWM:"))

@@ -1,10 +1,9 @@
 """Clients in worker processes of this machine, one thread each.
 
-Workers are forked once, so that data and model are there without a copy. Messages go
-through memory that both sides share; what says where they lie, through a pipe. A turn
-depends on nothing but its request and the client's memory, so the number of workers
-changes nothing but the time. A worker that dies is replaced, and its client asked once
-more.
+Workers are forked once, so they have the data and the model without copying them.
+Messages go through memory that both sides share; a pipe carries their lengths. A turn
+depends only on its request and the client's memory, so the number of workers changes
+only the time. A worker that dies is replaced, and its client is asked once more.
 """
 
 import ctypes
@@ -43,9 +42,9 @@ from fedspu.neurons.table import State
 
 
 def window(num_workers: int) -> int:
-    """How many clients ahead of the first turn that has not ended another may begin.
+    """How many clients may be in play, counted from the first that has not ended.
 
-    What is ahead of it waits in RAM to be averaged.
+    Replies of the clients after it wait in RAM until they can be averaged.
     """
     return 16 + 4 * num_workers
 
@@ -65,7 +64,7 @@ class Job:
     client: int
     request: Request
     packet: Packet
-    tries: int = 0  # that its workers did not live through
+    tries: int = 0  # how often a worker died in it
 
 
 class Worker:
@@ -77,13 +76,13 @@ class Worker:
         context = multiprocessing.get_context("fork")
         self.down, self.up = mmap(-1, room), mmap(-1, room)
         self.pipe, theirs = context.Pipe()
-        self.peak = 0  # bytes of memory, as it said last
+        self.peak = 0  # bytes of memory, as last reported
         self.process = context.Process(
             target=_serve,
             args=(plan, examples, shelf, theirs, self.pipe, self.down, self.up, stage),
             daemon=True,
         )
-        with warnings.catch_warnings():  # Python 3.12: a fork of a process with threads
+        with warnings.catch_warnings():  # Python 3.12 warns of threads at a fork
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         theirs.close()
@@ -93,7 +92,7 @@ class Worker:
         self.pipe.send((_write(self.down, job.packet), staged))
 
     def receive(self) -> Packet:
-        """What came of its job; raises what it raised, EOFError if it is dead."""
+        """The result of its job; raises what it raised, or EOFError if it is dead."""
         is_done, result = self.pipe.recv()
         if not is_done:
             raise pickle.loads(result)
@@ -101,7 +100,7 @@ class Worker:
         return _read(self.up, lengths, seconds)
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill it, whatever it is doing."""
         with suppress(OSError):
             self.pipe.close()
         self.process.kill()
@@ -109,7 +108,7 @@ class Worker:
 
 
 class WorkersEngine:
-    """Plays clients on several processes, to the same bits as on one."""
+    """Plays clients in several processes, with the same bits as in one."""
 
     def __init__(
         self, plan: Plan, examples: DividedData, shelf: Shelf, num_workers: int = 2
@@ -139,7 +138,7 @@ class WorkersEngine:
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
     ) -> Iterator[tuple[int, Answer | Missing]]:
-        """Play the clients' turns, longest first; answers come as they are there."""
+        """Play the clients' turns, longest first; answers come as they arrive."""
         if broadcast is not None:
             self._show(broadcast)
         turns = _Turns(self.plan, self.examples, requests, self.num_workers)
@@ -180,12 +179,12 @@ class WorkersEngine:
     def _work(
         self, next_job: Callable[[], Job | None]
     ) -> Iterator[tuple[Job, Packet | None]]:
-        """Let workers do jobs until there are no more; each with what came of it."""
+        """Let workers do all jobs; yield each with its result, None if it was lost."""
         running: dict[int, Job] = {}  # by worker
         try:
             yield from self._doing(next_job, running)
         finally:
-            for place in running:  # an error: nobody waits for what they do
+            for place in running:  # after an error, their results are not used
                 self._replace(place)
 
     def _doing(
@@ -200,9 +199,9 @@ class WorkersEngine:
                     if job is None:
                         break
                     running[place] = job
-                    with suppress(OSError):  # it is dead: found out below
+                    with suppress(OSError):  # the worker is dead; noticed below
                         self._workers[place].send(job, self._staged)
-            if done:  # only now, so that no worker waits for what is done with it
+            if done:  # only now that workers are busy again
                 yield from done
                 done = []
                 continue
@@ -210,7 +209,7 @@ class WorkersEngine:
                 return
             pipes = {self._workers[place].pipe: place for place in running}
             for pipe in wait(list(pipes)):
-                place = pipes[pipe]  # type: ignore[index]  # of ours, each a connection
+                place = pipes[pipe]  # type: ignore[index]  # each is one of ours
                 job = running.pop(place)
                 try:
                     done.append((job, self._workers[place].receive()))
@@ -240,7 +239,7 @@ class _Turns:
         self._ended: set[int] = set()
 
     def next(self) -> Job | None:
-        """The longest turn that may begin: not too far ahead of the first to end."""
+        """The longest turn that may begin now; None if there is none."""
         near = islice(self.clients, self.window)
         waiting = [client for client in near if client not in self._begun]
         if not waiting:
@@ -278,7 +277,7 @@ def _serve(
     stage: mmap,
 ) -> None:
     """Do jobs until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the main one's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles interrupts
     _die_with_parent()
     theirs.close()
     torch.set_num_threads(1)

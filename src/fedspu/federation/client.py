@@ -41,16 +41,16 @@ from fedspu.training import (
 
 
 class Examples(Protocol):
-    """Clients' own examples: of one client on a device, of all in a simulation."""
+    """Clients' own examples: one client's on a device, everyone's in a simulation."""
 
     def part(self, client: int, name: str) -> tuple[Tensor, Tensor]:
         """A client's own ``train``, ``val`` or ``test`` examples."""
 
 
 class Client:
-    """Answers requests as bytes: by the plan, its examples and its shelf alone.
+    """Answers requests as bytes; uses only the plan, its examples and its shelf.
 
-    A device has one; in a simulation one plays all the clients of a process.
+    A device has one of these. In a simulation, one plays all the clients of a process.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Client:
     def answer(self, packet: Packet, broadcast: State | None = None) -> Packet:
         """The reply to a request; ``broadcast`` is what was sent to all clients alike.
 
-        What the client keeps after its turn is on its shelf before it replies.
+        What the client keeps is put on its shelf before it replies.
         """
         request = unpack_request(self.plan, packet)
         reply, seconds = self.reply(request, broadcast)
@@ -72,7 +72,7 @@ class Client:
     def reply(
         self, request: Request, broadcast: State | None = None
     ) -> tuple[Reply, float]:
-        """The reply to a request, and the seconds that it took to find it."""
+        """The reply to a request, and the seconds it took to compute."""
         t, client = request.round, request.client
         memory = self.shelf.get(client, request.last)
         began = perf_counter()
@@ -92,11 +92,11 @@ class Client:
     def take_turn(
         self, request: TrainRequest, memory: Memory
     ) -> tuple[TrainReply, Memory]:
-        """Merge what came, train, and stop if it no longer pays."""
+        """Merge what was received, train, and stop if the loss no longer falls."""
         plan, method = self.plan, self.plan.method
         turn = self._turn(request, memory)
 
-        # Choose the neurons that train; the rest is frozen, or does not exist.
+        # Choose the neurons that train; the rest are frozen, or cut off if slim.
         begin = ModelState(turn.merged)
         active = method.keep(turn)
         if method.is_slim:
@@ -191,7 +191,7 @@ class Client:
         )
 
     def _validation_loss(self, turn: Turn, model: ModelState) -> float:
-        """The loss on the client's validation part; the model is used as it is."""
+        """A model's loss on the client's validation part, without any fine-tuning."""
         placed = self.workbench.place(model)
         if self.plan.method.ready is not None:
             local = self._training(turn.now, turn.x, turn.y, placed, "ready")
@@ -238,7 +238,7 @@ class Client:
         global_state: State | None,
         which: Which = "personal",
     ) -> Placed:
-        """The model a client would use after round t, or the server's; as judged."""
+        """The client's model after round t, or the server's, ready to be judged."""
         method = self.plan.method
         now = self.plan.client_round(t, client)
         model = self._judged(now, memory, global_state, which)
@@ -259,7 +259,7 @@ class Client:
         if which == "personal" and method.judged_by == "own":
             return memory.own or ModelState(self.plan.initial)
         if global_state is None:
-            raise ValueError("the server's model is needed to judge this one")
+            raise ValueError("this model cannot be judged without the server's model")
         if which == "personal" and method.judged_by == "slice" and method.offer:
             active = method.offer(now).active
             cut = slim_state(global_state, self.plan.neurons, active)
@@ -268,7 +268,7 @@ class Client:
 
 
 def _full(plan: Plan, own: ModelState | None, initial: State | None) -> State:
-    """The client's own model at full size; what it does not have is as in w0."""
+    """The client's own model at full size; entries that it lacks come from w0."""
     if own is None:
         return initial or plan.initial
     if own.active is None:
@@ -278,7 +278,7 @@ def _full(plan: Plan, own: ModelState | None, initial: State | None) -> State:
 
 
 def _inside(active: Active, model: ModelState) -> Active:
-    """Active neurons, as the model that has them numbers them."""
+    """Active neurons, as positions inside a model that may be slim."""
     if model.active is None:
         return active
     return {

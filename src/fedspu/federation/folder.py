@@ -1,17 +1,17 @@
-"""A run folder: settings, records, and all that is needed to go on after a stop.
+"""A run folder: settings, records, and all that is needed to resume a run.
 
 A round is saved in this order: new files, then one atomic rename of
-``checkpoint/federation.json``, which names them, then old files are removed. Whatever
-happens in between, the folder is that of the last round saved::
+``checkpoint/federation.json``, which names them, then old files are removed. If
+a save is interrupted, the folder still holds the last round that was saved::
 
     settings.toml     all settings used
-    rounds.jsonl      one line a round; the same bytes for the same settings
-    clients.jsonl     one line for each client's turn
-    times.jsonl       one line a round, of what the clock said
-    summary.json      at the end
+    rounds.jsonl      one line per round; the same bytes for the same settings
+    clients.jsonl     one line per client's turn
+    times.jsonl       one line per round, with the times measured
+    summary.json      written at the end
     checkpoint/       plan.json and initial.safetensors (w0), the global model,
                       federation.json, and clients.jsonl: what each round changed
-    personal/         what each client keeps, named by its last round
+    personal/         what each client keeps, named by client and last round
 """
 
 import json
@@ -44,13 +44,13 @@ from fedspu.neurons.table import Active, State
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system
+except ImportError:  # this system has no such locks
     fcntl = None  # type: ignore[assignment]  # checked where it is used
 
 RECORDS = ("rounds.jsonl", "clients.jsonl", "times.jsonl")
 
 Lines = Mapping[str, Sequence[Mapping[str, Any]]]
-"""New lines by the record they belong to."""
+"""New lines, by the record that they belong to."""
 
 
 class RunFolder:
@@ -73,10 +73,10 @@ class RunFolder:
         data: str = "",
         cache: float = float("inf"),
     ) -> "RunFolder":
-        """A new run folder, saved as of round 0; nothing is left of a failed one.
+        """A new run folder, saved at round 0; if this fails, nothing is left behind.
 
-        ``data`` tells the data it was begun with from any other; ``cache`` are the
-        bytes of clients' models that may stay in RAM.
+        ``data`` is a fingerprint of the run's data; ``cache`` is how many bytes of
+        clients' models may stay in RAM.
         """
         folder = cls(path, cache)
         folder._index["data"] = data
@@ -103,8 +103,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, cache: float = float("inf")) -> "RunFolder":
-        """An existing run folder, to go on with; what is not saved whole is cut off."""
-        read_index(path)  # says so if it is none
+        """A run folder to resume; what was not saved completely is removed."""
+        read_index(path)  # raises if it is not a run folder
         folder = cls(path, cache)
         try:
             with folder._guarded():
@@ -129,25 +129,26 @@ class RunFolder:
         return int(self._index.get("round", 0))
 
     def check_same(self, initial: State, data: str) -> None:
-        """Refuse to go on with another model or other data than the run's."""
+        """Refuse to resume with a model or data other than the run's."""
         if self._index.get("data", "") != data:
             raise StorageError(
-                f"{self.path} was begun with other data: targets or shapes differ"
+                f"{self.path} was started with other data (targets or shapes differ); "
+                "resume it with the same data"
             )
         own = read_state(self.path / INITIAL)
         if {n: t.shape for n, t in own.items()} != {
             n: t.shape for n, t in initial.items()
         }:
             raise StorageError(
-                f"{self.path} was begun with another model: its tensors differ in name "
-                "or shape"
+                f"{self.path} was started with another model (tensors differ in name "
+                "or shape); resume it with the same model"
             )
 
     def save(self, played: Round, lines: Lines) -> None:
-        """Save one round, with new lines of the records.
+        """Save one round, and add its new lines to the records.
 
-        What clients keep is on the shelf already. What this takes does not depend on
-        how many clients there are, but for their number in the index of who took part.
+        What clients keep is on the shelf already. How much is written depends on the
+        clients that changed in this round, not on how many there are.
         """
         federation, scores = played.federation, played.scores
         t = federation.round
@@ -185,13 +186,13 @@ class RunFolder:
             write_whole(self.path / "summary.json", text.encode())
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Unlock the folder, so that others can use it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def remove(self) -> None:
-        """Leave nothing of the folder."""
+        """Delete the folder and everything in it."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -207,7 +208,7 @@ class RunFolder:
                 (self.path / "checkpoint" / index[key]).unlink(missing_ok=True)
 
     def _remove_strangers(self) -> None:
-        """Remove files of a round that was not saved whole."""
+        """Remove files of a round that was not saved completely."""
         wanted = {Path(name).name for name in (INDEX, INITIAL, PLAN, JOURNAL)}
         wanted |= {self._index["global"], self._index["extra"]}
         for file in (self.path / "checkpoint").iterdir():
@@ -238,7 +239,7 @@ class RunFolder:
 
     @contextmanager
     def saying_what_is_saved(self) -> Iterator[None]:
-        """For whoever puts memories on the shelf inside."""
+        """Inside, if the shelf cannot be written, the error says what is saved."""
         try:
             yield
         except ShelfError as error:
@@ -264,9 +265,9 @@ class RunFolder:
 
 
 def _cut(path: Path, length: int) -> None:
-    """Cut a record off where its last whole save ended."""
+    """Cut a record back to the length it had at the last save."""
     if not path.exists() or path.stat().st_size < length:
-        raise StorageError(f"{path} is damaged: it is shorter than what was saved")
+        raise StorageError(f"{path} is missing or shorter than what was saved in it")
     with path.open("ab") as file:
         file.truncate(length)
 

@@ -1,8 +1,7 @@
-"""Where clients' memories are between rounds: on disk, some of them in RAM besides.
+"""Where clients' memories are between rounds: on disk, and some also in RAM.
 
 A memory is named by its client and by the round after which the client had it. It is
-written once and never changed, so its name stands for what is in it, whichever process
-asks.
+written once and never changed, so a name means the same memory in every process.
 """
 
 import os
@@ -19,8 +18,8 @@ from fedspu.methods.method import Memory, ModelState
 from fedspu.neurons.table import State
 
 SLIM, EXTRA, LOSSES = "slim:", "extra:", "losses:"
-"""Before names in a file: which neurons of a group a slim model has; what a method
-keeps besides; the last losses."""
+"""Prefixes of names in a file: the neurons of a group that a slim model has; what else
+a method keeps; the last losses."""
 
 Name = tuple[int, int]
 """A client, and the round after which it had this memory."""
@@ -33,8 +32,8 @@ class ShelfError(StorageError):
 class Shelf:
     """A folder of clients' memories, one file each; the latest also in RAM.
 
-    ``cache`` are the bytes that may stay in RAM; the last memory always does. Without a
-    folder all of them stay there.
+    ``cache`` is how many bytes may stay in RAM; the last memory always stays. Without a
+    folder, all memories stay in RAM.
     """
 
     def __init__(self, folder: Path | None, cache: float = float("inf")) -> None:
@@ -56,7 +55,7 @@ class Shelf:
         self._keep((client, t), memory)
 
     def get(self, client: int, t: int) -> Memory:
-        """What a client had after round t; nothing if t is 0: it never took part."""
+        """What a client had after round t; empty for t = 0, before its first turn."""
         if t == 0:
             return Memory()
         memory = self._memories.get((client, t))
@@ -68,19 +67,19 @@ class Shelf:
         return memory
 
     def drop(self, client: int, t: int) -> None:
-        """Forget a memory that nobody needs any more."""
+        """Forget a memory that is no longer needed."""
         self._forget((client, t))
         if self.folder is not None:
             self.path(client, t).unlink(missing_ok=True)
 
     def keep_only(self, last: Mapping[int, int]) -> None:
-        """Forget all memories but those that clients had after their last rounds."""
+        """Forget all memories except that of each client's last round."""
         for client, t in self.names():
             if last.get(client) != t:
                 self.drop(client, t)
 
     def names(self) -> list[Name]:
-        """Whose memories of which rounds are here."""
+        """The client and round of every memory here."""
         if self.folder is None:
             return list(self._memories)
         found = (_NAME.fullmatch(file.name) for file in self.folder.iterdir())
@@ -137,7 +136,7 @@ def pack_memory(memory: Memory) -> State:
     """A memory as tensors by name."""
     own = memory.own or ModelState({})
     slim = {f"{SLIM}{name}": indices for name, indices in (own.active or {}).items()}
-    # In memory of their own: one file cannot hold a tensor twice.
+    # Cloned, because a file cannot hold two tensors that share memory.
     extra = {f"{EXTRA}{name}": values.clone() for name, values in memory.extra.items()}
     losses = {}
     if memory.losses:
@@ -146,7 +145,7 @@ def pack_memory(memory: Memory) -> State:
 
 
 def unpack_memory(saved: State) -> Memory:
-    """A memory again, from its tensors by name."""
+    """The memory that ``pack_memory`` made these tensors from."""
     slim, extra = _pick(saved, SLIM), _pick(saved, EXTRA)
     others = (SLIM, EXTRA, LOSSES)
     state = {name: t for name, t in saved.items() if not name.startswith(others)}

@@ -1,11 +1,10 @@
-"""All that crosses between server and client, as bytes.
+"""Everything that server and clients send each other, as bytes.
 
 A request asks a client to train, or to judge a model on its own test examples. A
 message is a header, positions and values. Values are the blocks of the payload one
 after the other, in the order of the neuron table, which both sides have; positions say
 which neurons are active: as a bitmap, or as the random stream they were drawn from,
-whichever is shorter. Nothing else is sent, and what is counted is the length of what
-is sent.
+whichever is shorter. Nothing else is sent, and the bytes counted are the bytes sent.
 """
 
 import struct
@@ -25,15 +24,15 @@ from fedspu.neurons.table import Active, Blocks, Payload, State
 from fedspu.streams import KEY_BYTES, generator
 
 VERSION = 1
-"""Of the messages; other versions are refused."""
+"""The version of the message format; others are refused."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The server's word to one client: this round, this offer, these values.
+    """Asks one client to train in this round, with this offer and these values.
 
-    ``last`` is the round in which the client last took part, as the server knows: the
-    memory of that round is the one to begin from. It is 0 if it never took part.
+    ``last`` is the round in which the client last took part, as far as the server
+    knows: the client begins from its memory of that round. It is 0 if it never did.
     """
 
     round: int
@@ -46,9 +45,9 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """Judge the model the client would use after this round, or the server's.
+    """Asks one client to judge the model it would use now, or the server's.
 
-    The server's model, where it is needed, goes to all judged clients alike, beside
+    Where the server's model is needed, it is sent to all judged clients alike, beside
     their requests.
     """
 
@@ -91,9 +90,9 @@ Reply = TrainReply | JudgeReply
 
 @dataclass(frozen=True)
 class Packet:
-    """A serialised message, in parts that are counted apart.
+    """A serialised message, in parts that are counted separately.
 
-    ``seconds`` is no part of the message: what the clock said of a client's work.
+    ``seconds`` is not part of the message: it is how long the client's work took.
     """
 
     header: bytes
@@ -104,7 +103,7 @@ class Packet:
 
     @property
     def index_bytes(self) -> int:
-        """All that is sent beside values."""
+        """Bytes of the header and the positions."""
         return len(self.header) + len(self.positions)
 
 
@@ -143,7 +142,7 @@ def pack_request(plan: Plan, request: Request) -> Packet:
 
 
 def unpack_request(plan: Plan, packet: Packet) -> Request:
-    """Read a request again, from its bytes and the plan alone."""
+    """Read a request from its bytes, with the plan and nothing else."""
     kind, round, client = _read_start(packet.header)
     if not client < plan.num_clients:
         raise ModelError(
@@ -161,7 +160,7 @@ def unpack_request(plan: Plan, packet: Packet) -> Request:
         offer = _unpack_offer(plan, packet.positions, client)
         payload = unpack_values(plan, plan.travelling(offer.active), packet.values)
     elif packet.positions or packet.values:
-        raise ModelError("a request without an offer that has positions or values")
+        raise ModelError("a request without an offer has positions or values")
     initial = None
     if packet.initial:
         whole = plan.neurons.blocks(plan.neurons.everything())
@@ -205,7 +204,7 @@ def pack_reply(plan: Plan, request: Request, reply: Reply) -> Packet:
 
 
 def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
-    """Read the reply to a request again."""
+    """Read the reply to a request from its bytes."""
     kind, round, client = _read_start(packet.header)
     if kind == _JUDGE:
         _refuse_more_than_a_header(packet)
@@ -216,7 +215,9 @@ def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
     active: Active | None = None
     payload: Payload = {}
     if not packet.positions and packet.values:
-        raise ModelError(f"{len(packet.values)} bytes of values without positions")
+        raise ModelError(
+            f"a reply without positions has {len(packet.values)} bytes of values"
+        )
     if packet.positions:
         offer = request.offer if isinstance(request, TrainRequest) else None
         if packet.positions == _SAME and offer is not None:
@@ -239,7 +240,7 @@ def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
 def check_reply(plan: Plan, round: int, client: int, reply: Reply) -> str | None:
     """Why the server must not use this reply of a client; None if it may."""
     if (reply.round, reply.client) != (round, client):
-        return f"it is of client {reply.client} in round {reply.round}"
+        return f"it belongs to client {reply.client} in round {reply.round}"
     if reply.num_examples < 1:
         return f"it is from {reply.num_examples} examples"
     if isinstance(reply, JudgeReply):
@@ -262,7 +263,9 @@ def check_reply(plan: Plan, round: int, client: int, reply: Reply) -> str | None
 def _read_start(header: bytes) -> tuple[int, int, int]:
     """The kind, round and client of a message."""
     if len(header) < _START.size:
-        raise ModelError(f"a header of {len(header)} bytes; expected more")
+        raise ModelError(
+            f"a header of {len(header)} bytes; expected at least {_START.size}"
+        )
     version, kind, round, client = _START.unpack_from(header)
     if version != VERSION:
         raise ModelError(
@@ -276,18 +279,18 @@ def _read_start(header: bytes) -> tuple[int, int, int]:
 
 def _refuse_more_than_a_header(packet: Packet) -> None:
     if packet.positions or packet.values or packet.initial:
-        raise ModelError("a message about judging that has positions or values")
+        raise ModelError("a message about judging has more than a header")
 
 
 def _header(form: struct.Struct, header: bytes) -> tuple[Any, ...]:
-    """What a header holds behind its start."""
+    """The fields of a header after its start."""
     if len(header) != form.size:
         raise ModelError(f"a header of {len(header)} bytes; expected {form.size}")
     return form.unpack(header)[4:]
 
 
 def _pack_offer(plan: Plan, offer: Offer | None, client: int) -> bytes:
-    """The stream that the offer was drawn from, if that is shorter and says it all."""
+    """An offer as the key it was drawn from if that is shorter, else as a bitmap."""
     if offer is None:
         return b""
     bitmap = _pack_bitmap(plan, offer.active)
@@ -297,7 +300,7 @@ def _pack_offer(plan: Plan, offer: Offer | None, client: int) -> bytes:
 
 
 def _is_drawn_from_key(plan: Plan, offer: Offer, client: int) -> bool:
-    """Whether the client would draw the very neurons that are offered."""
+    """Whether the client would draw exactly the neurons that are offered."""
     return offer.key is not None and _equal(
         _draw(plan, offer.key, client), offer.active
     )
@@ -354,7 +357,7 @@ def _equal(a: Active, b: Active) -> bool:
 
 
 def _initial_values(plan: Plan, initial: State | None) -> Payload:
-    """What of w0 a client cannot know: its travelling tensors."""
+    """The part of w0 that is sent: the tensors in the table."""
     if initial is None:
         return {}
     return {name: initial[name] for name in plan.neurons.shapes}
@@ -369,7 +372,7 @@ def pack_values(payload: Payload) -> bytes:
 
 
 def unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
-    """The values of these blocks again."""
+    """The values of these blocks, from their bytes."""
     shapes = {
         name: [
             n if axis is None else len(axis)
@@ -398,7 +401,7 @@ def pack_state(plan: Plan, state: State) -> bytes:
 
 
 def unpack_state(plan: Plan, values: bytes | mmap) -> State:
-    """A whole state again, from the values of all its tensors."""
+    """A whole state, from the bytes of all its tensors."""
     blocks: Blocks = {
         name: (None,) * tensor.dim() for name, tensor in plan.initial.items()
     }

@@ -54,7 +54,7 @@ class Plan:
 
     @cached_property
     def stays(self) -> frozenset[str]:
-        """Tensors that do not travel: by the method, and norms by their policy."""
+        """Tensors that do not travel, by the method and by ``norm.policy``."""
         stays = self.method.stays(self.neurons)
         if self.settings.norm.policy == "local":
             stays |= self.neurons.norm_tensors
@@ -109,16 +109,16 @@ class Plan:
         return self.leaving(self.neurons.blocks(active))
 
     def leaving(self, blocks: Blocks) -> Blocks:
-        """Those of the blocks that travel."""
+        """Only those blocks that travel."""
         return {name: w for name, w in blocks.items() if name not in self.stays}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Two examples, as a model takes them: enough to look at a model.
+    """Two examples, as a model takes them: enough to check and map a model.
 
-    ``num_outputs`` is what the model needs for all targets there are; ``name`` is that
-    of the data, for messages.
+    ``num_outputs`` is how many outputs the model needs for all targets; ``name`` is the
+    data's name, for messages.
     """
 
     name: str
@@ -167,7 +167,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Remodelled:
-    """Builds the model that a method has in place of the user's."""
+    """Builds the model that a method uses instead of the user's."""
 
     build: Build
     remodel: Remodel
@@ -189,7 +189,7 @@ def capacities_of(settings: Settings) -> tuple[Fraction, ...]:
 
 
 def build_model(build: Build) -> nn.Module:
-    """A new model; refuses what is none."""
+    """A new model; refuses a ``build`` that returns anything else."""
     model: Any = None if isinstance(build, nn.Module) else build()
     if not isinstance(model, nn.Module):
         found = build if isinstance(build, nn.Module) else model
@@ -223,8 +223,8 @@ def _check_model(model: nn.Module, task: Task, sample: Sample) -> None:
 def _check_augmentation(train: TrainSettings, task: Task, sample: Sample) -> None:
     if train.augment and sample.y.dim() > 2:
         raise SettingsError(
-            f"train.augment = {', '.join(train.augment)}: would move images and not "
-            f"their targets; the task {task.name} has one for each pixel"
+            f"train.augment = {', '.join(train.augment)}: would move images but not "
+            f"their targets, and the task {task.name} has one per pixel; leave it out"
         )
     if train.augment and not (sample.x.dim() == 4 and sample.x.is_floating_point()):
         raise DataError(
@@ -235,15 +235,15 @@ def _check_augmentation(train: TrainSettings, task: Task, sample: Sample) -> Non
 
 
 def _note_narrow(neurons: Neurons, p: Fraction) -> None:
-    """Say so where the weakest client has less capacity than for one neuron."""
+    """Warn where the weakest client's capacity is less than one neuron."""
     if narrow := [g.name for g in neurons.groups if p * g.size < 1]:
         warnings.warn(
             f"clients.capacities: {float(p):g} is less than one neuron of "
-            f"{', '.join(narrow)}; one neuron is active all the same",
+            f"{', '.join(narrow)}; one neuron is active anyway",
             stacklevel=4,
         )
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the rest of the story."""
+    """The first line of an error's message; its type if it has none."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -47,9 +47,9 @@ def restore_plan(
     build: Build | None,
     initial: State,
 ) -> Plan:
-    """The plan of the run in ``path`` again, from what ``describe_plan`` said of it.
+    """The plan of the run in ``path``, from what ``describe_plan`` said of it.
 
-    A built-in model can be built by its name.
+    Without ``build``, the model is found by its name in the settings.
     """
     try:
         found = json.loads(text)
@@ -70,7 +70,7 @@ def _restored(
         build = partial(models.build, settings.model, found["num_outputs"])
     capacities = capacities_of(settings)
     if method.remodel is not None:
-        # Its values do not matter: only what depends on what.
+        # Only the example's shape and type matter, not its values.
         dtype = getattr(torch, found["example"]["dtype"])
         example = torch.zeros(found["example"]["shape"], dtype=dtype)
         own = _restore_table(found["own_neurons"])

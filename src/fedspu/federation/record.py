@@ -1,6 +1,6 @@
 """A round as lines of the run's records, and a whole run as its summary.
 
-Records hold the task's metric under its own name: ``personal_accuracy``.
+Records hold the task's metric under its own name, as in ``personal_accuracy``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ class Clock:
         self._began = perf_counter()
 
     def round(self, played: Round) -> dict[str, float]:
-        """Seconds of a round, ended now: its own, and what was done for it.
+        """The seconds of a round that ends now, in all and by what they were spent on.
 
-        ``clients`` is the time the server waited for replies, of which ``training`` was
-        spent on turns (by each worker); ``other`` are records, files and display of
-        the round before.
+        ``clients`` is the time the server waited for replies; ``training`` is the part
+        of it spent on turns, per worker; ``other`` is the time for records, files and
+        display of the round before.
         """
         now = perf_counter()
         wall, self._began = now - self._began, now
@@ -46,7 +46,7 @@ class Clock:
 def record_round(
     plan: Plan, played: Round, seconds: Mapping[str, float]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The lines that one round adds, by record; times are kept apart."""
+    """The lines that one round adds to each record; times have their own."""
     costs = [answer.cost for answer in played.answers.values()]
     losses = [reply.train_loss for _, reply in played.replies()]
     turns = [cost.train_seconds for cost in costs]
@@ -106,9 +106,9 @@ def summarise(
     times: Sequence[Mapping[str, Any]],
     facts: Facts,
 ) -> dict[str, Any]:
-    """The summary of a whole run, from where it stands and its records.
+    """The summary of a whole run, from its last state and its records.
 
-    ``facts`` has the most memory that one of the run's processes has held.
+    ``facts`` says how much memory the largest of the run's processes has held.
     """
     by_capacity: dict[str, list[float]] = {}
     for client, score in sorted(scores.personal.items()):
@@ -150,7 +150,7 @@ def summarise(
 
 
 def label(chosen: MethodSettings) -> str:
-    """A method's name, with what was set beside it: ``fedavg@finetune=5``."""
+    """A method's name, with its reading and options: ``fedavg@finetune=5``."""
     options = [f"{name}={str(value).lower()}" for name, value in chosen.options.items()]
     reading = [] if chosen.reading is None else [chosen.reading]
     return "@".join([chosen.name, *reading, *options])

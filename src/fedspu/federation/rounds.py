@@ -71,7 +71,7 @@ class Facts:
     """What an engine can tell about itself."""
 
     num_workers: int = 1
-    peak_bytes: int = 0  # memory of its processes besides this one: of the largest
+    peak_bytes: int = 0  # memory of the largest of its other processes
 
 
 class Engine(Protocol):
@@ -87,19 +87,19 @@ class Engine(Protocol):
         """Carry each request to its client, and its reply back; in any order.
 
         ``broadcast`` goes to all of these clients alike. A client that cannot be
-        reached is missing, for a reason.
+        reached is ``Missing``, with the reason.
         """
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all that the engine holds."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What is known of how well clients' models do on their own test parts."""
+    """How well clients' models do on their own test parts, as last judged."""
 
     personal: dict[int, float] = field(default_factory=dict)
-    participating: frozenset[int] = frozenset()  # of those, who has taken part
+    participating: frozenset[int] = frozenset()  # judged clients that took part
     global_: float | None = None  # at the last judging
 
     @property
@@ -134,14 +134,14 @@ class Round:
 
 
 def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
-    """Play one round; clients are reached through ``engine`` alone."""
+    """Play one round; clients are reached only through ``engine``."""
     watch = Stopwatch()
     answers: dict[int, Answer] = {}
     replies: dict[int, TrainReply] = {}
     missing: dict[int, str] = {}
     refused: dict[int, str] = {}
 
-    # Server: to each chosen client, the blocks the method offers it.
+    # Server: send each chosen client the blocks that the method offers it.
     requests = TrainRequests(federation, plan, federation.round + 1)
     combined = plan.method.combine(federation.global_state)
 
@@ -170,11 +170,11 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
 
 
 def drop_old_memories(shelf: Shelf, before: Federation, played: Round) -> None:
-    """Forget what clients had before a round, now that nobody goes back to it."""
+    """Forget what clients had before a round, as it is no longer needed."""
     for client in played.answers:
         if client in before.last:
             shelf.drop(client, before.last[client])
-    # Whoever was refused, or lost on the way, begins again from what it had.
+    # A client that was refused or lost begins again from what it had before.
     for client in (*played.refused, *played.missing):
         shelf.drop(client, played.federation.round)
 
@@ -185,7 +185,7 @@ T = TypeVar("T")
 def in_client_order(
     clients: Iterable[int], answers: Iterable[tuple[int, T]]
 ) -> Iterator[tuple[int, T]]:
-    """Answers in the order of the clients; one that is early waits."""
+    """Answers in the order of the clients; one that comes early waits."""
     left, early = deque(clients), dict[int, T]()
     for client, answer in answers:
         early[client] = answer
@@ -195,13 +195,13 @@ def in_client_order(
 
 
 class Stopwatch:
-    """How much of a round is the server's own, and how much it waits for clients."""
+    """Measures how long the server works in a round, and how long it waits."""
 
     def __init__(self) -> None:
         self._began, self._waited = perf_counter(), 0.0
 
     def waiting(self, arriving: Iterator[T]) -> Iterator[T]:
-        """The same, while the time until each is there counts as waiting."""
+        """The same items; the time until each arrives counts as waiting."""
         while True:
             asked = perf_counter()
             found = next(arriving, None)
@@ -271,7 +271,7 @@ def judge(
 
 
 def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
-    """Judge the models that changed; what costs every client only when it is due."""
+    """Judge the models that changed; ask every client only in rounds when it is due."""
     began = perf_counter()
     federation, method = played.federation, plan.method
     everyone = plan.judged_clients

@@ -17,7 +17,7 @@ from fedspu.methods.method import Memory
 from fedspu.neurons.table import Active, State
 
 VERSION = 2
-"""Of the folder's form; others are refused."""
+"""The version of the folder's format; others are refused."""
 
 JOURNAL = "checkpoint/clients.jsonl"
 INDEX = "checkpoint/federation.json"
@@ -47,11 +47,11 @@ class SavedRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has finished."""
         return (self.path / "summary.json").exists()
 
     def plan_text(self) -> str:
-        """What is saved of the plan."""
+        """What is saved of the plan, as JSON."""
         try:
             return (self.path / PLAN).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -64,7 +64,7 @@ class SavedRun:
         return read_state(self.path / INITIAL)
 
     def checkpoint(self) -> Checkpoint:
-        """Everything the server needs to go on."""
+        """Everything the server needs to continue."""
         folder = self.path / "checkpoint"
         extra = self.index["extra"]
         federation = replace(
@@ -103,16 +103,16 @@ def read_index(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise StorageError(f"{path}: its checkpoint is damaged ({error})") from None
     if not isinstance(index, dict):
-        raise StorageError(f"{path}: its checkpoint is damaged (it is not whole)")
+        raise StorageError(f"{path}: its checkpoint is damaged (it is incomplete)")
     version = index.get("version", 1)
     if version != VERSION:
         raise StorageError(
             f"{path} is a run folder of version {version}, and this fedspu reads "
-            f"version {VERSION}; finish it with the fedspu that wrote it, or play it "
+            f"version {VERSION}; finish it with the fedspu that wrote it, or run it "
             f"again with `fedspu run {path}/settings.toml --out` and a new folder"
         )
     if not index.keys() >= INDEX_KEYS:
-        raise StorageError(f"{path}: its checkpoint is damaged (it is not whole)")
+        raise StorageError(f"{path}: its checkpoint is damaged (it is incomplete)")
     return index
 
 
@@ -127,7 +127,7 @@ def read_lines(path: Path, name: str, index: Mapping[str, Any]) -> list[dict[str
 
 
 def replay(path: Path, index: Mapping[str, Any]) -> Checkpoint:
-    """What is known of clients after the last save, from the journal."""
+    """What is known about clients after the last save, from the journal."""
     stopped: set[int] = set()
     last: dict[int, int] = {}
     personal: dict[int, float] = {}

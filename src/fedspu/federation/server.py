@@ -25,7 +25,7 @@ class Federation:
     stopped: frozenset[int] = frozenset()
     # The round in which each client last took part.
     last: Mapping[int, int] = field(default_factory=dict)
-    # What each returned last, in methods whose clients choose.
+    # The neurons each returned last, in methods whose clients choose them.
     kept: Mapping[int, Active] = field(default_factory=dict)
     # The memory of the method and of the server's optimizer.
     extra: State = field(default_factory=dict)
@@ -35,9 +35,9 @@ class Federation:
 
 
 def choose_clients(federation: Federation, plan: Plan, t: int) -> list[int]:
-    """A random subset of the clients that go on (Algorithms 1 and 2, line 4).
+    """A random subset of the clients that have not stopped (Alg. 1 and 2, line 4).
 
-    If fewer than ``clients.per_round`` are left, all of them.
+    It is all of them if at most ``clients.per_round`` are left.
     """
     stopped = sorted(federation.stopped)
     num_left = plan.num_clients - len(stopped)
@@ -51,13 +51,13 @@ def choose_clients(federation: Federation, plan: Plan, t: int) -> list[int]:
 
 def _nth_left(stopped: list[int], i: int) -> int:
     """The i-th of the clients that have not stopped, without a list of them."""
-    # Before it there are i clients that go on, and those stopped of a lower number.
+    # Its number is i plus how many clients with a lower number have stopped.
     below = bisect_left(range(len(stopped)), i + 1, key=lambda j: stopped[j] - j)
     return i + below
 
 
 class TrainRequests(Mapping[int, TrainRequest]):
-    """A round's requests, each made when it is asked for: payloads take room."""
+    """A round's requests, each made when it is asked for: payloads take memory."""
 
     def __init__(self, federation: Federation, plan: Plan, t: int) -> None:
         self.federation, self.plan, self.t = federation, plan, t
@@ -77,7 +77,7 @@ class TrainRequests(Mapping[int, TrainRequest]):
         plan, federation = self.plan, self.federation
         offer = self.offer(client)
         where = plan.travelling(offer.active) if offer else {}
-        # A slim model has nothing of w0 but what stays with the client.
+        # A slim model uses only that part of w0 which stays with the client.
         method = plan.method
         needs_initial = method.keeps_own and (not method.is_slim or plan.stays)
         is_new = client not in federation.last
@@ -123,7 +123,7 @@ def update_of(plan: Plan, reply: TrainReply) -> Update | None:
 def next_federation(
     plan: Plan, before: Federation, combined: State, replies: Mapping[int, TrainReply]
 ) -> Federation:
-    """Where the server stands after a round, from what the replies combine to.
+    """The server's state after a round, from what the replies combine to.
 
     Replies come in client order, never in arrival order (Algorithm 2, lines 17 to 22).
     """
@@ -154,7 +154,7 @@ def next_federation(
 # The server's optimizer ---------------------------------------------------------------
 
 MEAN, SQUARE = "server momentum:", "server square:"
-"""Before names in the server's memory: the running means of its steps."""
+"""Prefixes of names in the server's memory: the running means of its steps."""
 
 
 def take_server_step(
@@ -167,8 +167,8 @@ def take_server_step(
     """The next global state and the server's memory, by FedAvgM or FedAdam.
 
     Reddi et al., "Adaptive Federated Optimization", ICLR 2021: the step from ``state``
-    to what replies ``combined`` to is taken as a gradient. An entry that nobody moved
-    keeps its value and its means; norm statistics are averaged as ever.
+    to ``combined``, the average of the replies, is used as a gradient. An entry that no
+    client moved keeps its value and its means; norm statistics are averaged as usual.
     """
     if settings.optimizer == "none":
         return combined, extra

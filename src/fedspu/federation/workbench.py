@@ -1,4 +1,4 @@
-"""Models to train and to judge in: what was in them before does not matter."""
+"""Models that are reused to train and to judge; their old values do not matter."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from fedspu.neurons.table import Active, Neurons
 from fedspu.streams import torch_stream
 
 MAX_SLIM = 16
-"""Slim models on a workbench; there are as many sizes as there are capacities."""
+"""At most this many slim models are kept; most methods need one per capacity."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Workbench:
         return self._slim[sizes]
 
     def _slim_by_size(self) -> bool:
-        """Whether slim models of equal sizes differ in nothing but their state."""
+        """Whether slim models of equal sizes differ only in their state."""
         in_state = {name for name, _ in named_tensors(self.full.model)}
         return all(
             kind_of(layer).is_slim_by_size for layer in self.full.model.modules()

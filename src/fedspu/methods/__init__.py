@@ -69,7 +69,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "fedala", "fedspu.methods.whole_model.fedala:fedala", "original", FedALAOptions
     ),
 )
-"""All methods; of those with two readings, the one that is meant by the name first."""
+"""All methods; where one has two readings, the default comes first."""
 
 METHODS = tuple(dict.fromkeys(entry.name for entry in CATALOGUE))
 
@@ -77,7 +77,7 @@ METHODS = tuple(dict.fromkeys(entry.name for entry in CATALOGUE))
 def find_entry(name: str, reading: str | None = None) -> Entry:
     """The method of this name, or at ``package.module:name``; in this reading if given.
 
-    Without a reading: ``paper``, where there is one.
+    Without a reading it is ``paper``, where that exists.
     """
     if is_place(name):
         known = [_own_entry(name)]
@@ -91,7 +91,7 @@ def find_entry(name: str, reading: str | None = None) -> Entry:
     fitting = [entry for entry in known if reading in (None, entry.reading)]
     if not fitting:
         raise SettingsError(
-            f"method.reading = {reading!r}: {name} has "
+            f"method.reading = {reading!r}: {name} has only "
             f"{' and '.join(entry.reading for entry in known)} here; `fedspu methods` "
             "lists them all"
         )
@@ -99,7 +99,7 @@ def find_entry(name: str, reading: str | None = None) -> Entry:
 
 
 def check_options(chosen: MethodSettings) -> MethodSettings:
-    """The same settings with the method's own options checked and in their types."""
+    """The same settings, with the method's own options checked and converted."""
     entry = find_entry(chosen.name, chosen.reading)
     options = _options(entry, chosen.options)
     given = {name: getattr(options, name) for name in chosen.options}
@@ -113,7 +113,7 @@ def make_method(chosen: MethodSettings) -> "Method":
 
 
 def all_methods() -> dict[Entry, "Method"]:
-    """The record of every method, with its options as they are by default."""
+    """The record of every method, with its default options."""
     return {entry: _make(entry, entry.options()) for entry in CATALOGUE}
 
 
@@ -124,7 +124,7 @@ def _make(entry: Entry, options: Options) -> "Method":
     method = found if isinstance(found, Method) else found(options)
     if not isinstance(method, Method):
         raise SettingsError(
-            f"method = {entry.place!r}: gave a {type(method).__name__}; expected a "
+            f"method = {entry.place!r}: returned a {type(method).__name__}; expected a "
             "fedspu.methods.method.Method"
         )
     return method
@@ -150,7 +150,7 @@ def _no_such_option(entry: Entry, name: str, value: Any) -> str:
     text = f"method.{name} = {value}: {entry.name} ({entry.reading}) has no such option"
     have = [f"{e.name} ({e.reading})" for e in CATALOGUE if name in _fields(e)]
     if have:
-        return f"{text}; {', '.join(have)} {'has' if len(have) == 1 else 'have'}"
+        return f"{text}; {', '.join(have)} {'has' if len(have) == 1 else 'have'} it"
     known = [option for e in CATALOGUE for option in _fields(e)]
     return f"{text}{nearest(name, known)}; `fedspu methods` lists them"
 
@@ -170,14 +170,14 @@ def _own_entry(place: str) -> Entry:
     options = _taken_by(found)
     if options is None:
         raise SettingsError(
-            f"method = {place!r}: is a {type(found).__name__}; expected a "
+            f"method = {place!r}: it is a {type(found).__name__}; expected a "
             "fedspu.methods.method.Method, or a function from an Options class to one"
         )
     return Entry(place, place, found(options()).reading, options)
 
 
 def _taken_by(function: Any) -> type[Options] | None:
-    """The options that a function makes a method from, by its type hints."""
+    """The Options class that a function takes, by its type hints; else None."""
     try:
         kinds = [k for n, k in get_type_hints(function).items() if n != "return"]
     except (TypeError, NameError):

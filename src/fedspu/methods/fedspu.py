@@ -1,7 +1,8 @@
 """FedSPU: random neurons train each round; the others stay frozen and personal.
 
 Niu, Dong and Qin, "FedSPU: Personalized Federated Learning for Resource-Constrained
-Devices with Stochastic Parameter Update", AAAI 2025. Departs from the paper nowhere.
+Devices with Stochastic Parameter Update", AAAI 2025. It follows the paper
+throughout.
 """
 
 from fedspu.methods.method import Method, random_neurons

@@ -1,6 +1,6 @@
 """What a federated method is: a record of its answers; and answers that several share.
 
-docs/write-a-method.md explains each answer on an example.
+docs/write-a-method.md explains each answer, with an example.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class Offer:
-    """The neurons a server sends; with the key of the stream they were drawn from."""
+    """The neurons a server sends, and the key they were drawn from, if any."""
 
     active: Active
     key: bytes | None = None
@@ -49,7 +49,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class ModelState:
-    """A model's values; of a slim model, ``active`` says which neurons it has."""
+    """A model's values; for a slim model, ``active`` says which neurons it has."""
 
     state: State
     active: Active | None = None
@@ -59,8 +59,8 @@ class ModelState:
 class Memory:
     """All that a client keeps between turns; it never leaves the client.
 
-    ``losses`` are the last blended ones, for early stopping; ``extra`` is whatever else
-    the method keeps.
+    ``losses`` are the last blended losses, for early stopping; ``extra`` is whatever
+    else the method keeps.
     """
 
     own: ModelState | None = None
@@ -69,7 +69,7 @@ class Memory:
 
 
 class Prepare(Protocol):
-    """Makes a model ready for local epochs in a random stream of its own."""
+    """Makes a model ready for local epochs, with a random stream of its own."""
 
     def __call__(
         self, model: ModelState, purpose: str, active: Active | None = None
@@ -79,11 +79,12 @@ class Prepare(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """A client's turn, before it trains: what came, what it has, what it can do.
+    """A client's turn, before it trains: what was received, and what the client has.
 
-    ``own`` is its model at full size: w0 until it has one, and where a slim one has
-    nothing. ``prepare`` puts a model on the workbench, ready to train all of its
-    neurons, or those that are ``active``; it replaces the one of the same size there.
+    ``own`` is its model at full size: w0 until it has one; what a slim model lacks is
+    as in w0. ``prepare`` puts a model on the workbench, ready to train all of its
+    neurons, or only the ``active`` ones. It overwrites the model of the same size that
+    is there.
     """
 
     now: ClientRound
@@ -99,13 +100,13 @@ class Turn:
 
     @cached_property
     def merged(self) -> State:
-        """The client's own model with what came merged in: where training begins."""
+        """The client's own model with the payload merged in: where training begins."""
         return merge(self.own, self.where, self.payload)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a turn.
+    """The result of a turn.
 
     ``loss`` is reported, and blended for early stopping. ``sent`` is the model whose
     trained entries go back, ``own`` the one the client keeps, if the method keeps any.
@@ -121,7 +122,7 @@ class Trained:
 Remodel = Callable[
     [nn.Module, Neurons, tuple[Fraction, ...], Tensor], tuple[nn.Module, Neurons]
 ]
-"""From a model, its table, all capacities and two examples."""
+"""Makes a model and its table from the user's, all capacities and two examples."""
 
 
 def nothing_stays(neurons: Neurons) -> frozenset[str]:
@@ -135,7 +136,7 @@ def what_was_offered(turn: Turn) -> Active:
 
 
 def local_epochs(turn: Turn, local: LocalTraining) -> Trained:
-    """The usual local epochs; what is trained is sent, and kept."""
+    """The usual local epochs; the trained model is both sent and kept."""
     loss = train(local)
     state = state_of(local.model)
     return Trained(loss, sent=state, own=state)
@@ -147,20 +148,20 @@ class Method:
 
     ``offer``: the neurons the server sends to a client; None if nothing is exchanged.
     ``keep``: the neurons the client trains, and returns if anything is exchanged. They
-    are what was offered, or some of everything.
-    ``train``: what a client does with its own model, into which what came is merged;
-    see ``Trained``.
+    are what was offered, or a part of it.
+    ``train``: what a client does with its own model once the payload is merged in; see
+    ``Trained``.
     ``judged_by``: the model a client would use: its ``own``, which it then keeps from
-    turn to turn, w0 at first; the ``slice`` of the global model that it would be
+    turn to turn (w0 at first); the ``slice`` of the global model that it would be
     offered; or the ``global`` model.
-    ``is_slim``: a client's model has the neurons it keeps, and no others.
+    ``is_slim``: a client's model has only the neurons it keeps.
     ``is_choice``: clients choose what they keep, and the server remembers it.
     ``ready``: what is done to a model before it is used or judged.
     ``stays``: tensors of the table that never travel.
     ``combine``: how the server makes one state of many updates.
-    ``server``: the method's own memory on the server after a round, from the one before
-    and the replies, by client.
-    ``remodel``: another model in place of the user's, with its table.
+    ``server``: what the server remembers for the method after a round, from what it
+    remembered before and the replies, by client.
+    ``remodel``: makes a model to use instead of the user's, with its table.
     ``tasks``: names of the tasks it can learn; None for all.
     """
 

@@ -1,7 +1,7 @@
 """Settings that one method has and others do not: ``method.<name>``.
 
-A method with options is a function from them to its record. They stand here, away from
-PyTorch, so that a wrong setting is refused before anything large is imported.
+A method with options is a function from them to its record. They are in this file,
+which does not import PyTorch, so that a wrong setting is refused at once.
 """
 
 from typing import Annotated
@@ -14,11 +14,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Options(Table):
-    """The options of a method; none here."""
+    """The options of a method; by default it has none."""
 
 
 class FedAvgOptions(Options):
-    """Of fedavg."""
+    """The options of fedavg."""
 
     finetune: Annotated[int, Field(ge=0)] = setting(
         0, "Epochs of training on a client's own examples before the model is used."
@@ -26,34 +26,34 @@ class FedAvgOptions(Options):
 
 
 class FjordOptions(Options):
-    """Of fjord as its own paper has it."""
+    """The options of fjord in its original reading."""
 
     distillation: bool = setting(False, "Narrow slices learn from the full width.")
 
 
 class DittoOptions(Options):
-    """Of ditto."""
+    """The options of ditto."""
 
     pull: Positive = setting(
-        1.0, "How strongly personal models are drawn to the global one (λ)."
+        1.0, "How strongly personal models are pulled towards the global one (λ)."
     )
 
 
 class APFLOptions(Options):
-    """Of apfl."""
+    """The options of apfl."""
 
-    mix: Share = setting(0.5, "The first share of a client's own weights (α).")
-    adaptive: bool = setting(True, "The share is learned too.")
+    mix: Share = setting(0.5, "The share of a client's own weights at first (α).")
+    adaptive: bool = setting(True, "Whether that share is learned too.")
 
 
 class HeadOptions(Options):
-    """Of fedper and fedrep."""
+    """The options of fedper, and some of fedrep's."""
 
     head: Count = setting(1, "How many of the last layers stay with the client.")
 
 
 class FedRepOptions(HeadOptions):
-    """Of fedrep."""
+    """The options of fedrep."""
 
     head_epochs: Count | None = setting(
         None, "Epochs of the head, before one of the body; default: train.epochs - 1."
@@ -61,7 +61,7 @@ class FedRepOptions(HeadOptions):
 
 
 class FedALAOptions(Options):
-    """Of fedala."""
+    """The options of fedala."""
 
     layers: Count = setting(1, "How many of the last layers are mixed entry by entry.")
     share: Fraction01 = setting(0.8, "The share of examples the mix is learned on.")

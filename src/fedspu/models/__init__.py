@@ -17,15 +17,14 @@ MODELS = {
     "emnist": "paper:EMNISTNet",
     "cifar10": "paper:CIFARNet",
     "speech": "paper:SpeechNet",
-    # Not in the paper: to start from.
+    # Not in the paper; meant as starting points.
     "audio": "audio:AudioNet",
     "mlp": "mlp:MLP",
     "mobilenet": "mobilenet:MobileNet",
     "resnet18": "resnet:ResNet18",
     "transformer": "transformer:Transformer",
 }
-"""Built-in name -> the file here, and the class that makes the model for a number of
-outputs."""
+"""Built-in name -> its module here and its class, which takes the number of outputs."""
 
 
 def check_name(name: str) -> None:
@@ -38,7 +37,7 @@ def check_name(name: str) -> None:
 
 
 def build(name: str, num_outputs: int | None = None) -> "nn.Module":
-    """A new model; a user's own is built without arguments, and knows its outputs."""
+    """A new model; a user's own is built without arguments and sets its own outputs."""
     from torch import nn
 
     maker = find(name)
@@ -55,7 +54,7 @@ def build(name: str, num_outputs: int | None = None) -> "nn.Module":
 
 
 def find(name: str) -> Callable[..., Any]:
-    """What makes the model called ``name``; the working folder is searched first."""
+    """The maker of the model called ``name``; the working folder is searched first."""
     check_name(name)
     if name in MODELS:
         module, _, attribute = MODELS[name].partition(":")
@@ -67,7 +66,7 @@ def find(name: str) -> Callable[..., Any]:
             f"model = {name!r}: it is a {type(maker).__name__}; expected a function "
             "that returns the model"
         )
-    return maker  # type: ignore[no-any-return]  # what it returns, build() checks
+    return maker  # type: ignore[no-any-return]  # build() checks what it returns
 
 
 def _call_bare(maker: Callable[..., Any], name: str) -> Any:
@@ -78,5 +77,5 @@ def _call_bare(maker: Callable[..., Any], name: str) -> Any:
             f"model = {name!r}: expected a function without arguments; {error}"
         ) from None
     except ValueError:
-        pass  # some callables have no signature to ask; calling them tells
+        pass  # some callables have no signature; then the call itself is the test
     return maker()

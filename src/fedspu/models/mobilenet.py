@@ -37,13 +37,13 @@ class InvertedResidual(nn.Module):
         self.is_residual = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps in, maps out."""
+        """Feature maps in, feature maps out."""
         y: Tensor = self.body(x)
         return x + y if self.is_residual else y
 
 
 class MobileNet(nn.Sequential):
-    """MobileNetV2 for colour images of 32x32 pixels: no stride in its first layers."""
+    """MobileNetV2 for colour images of 32x32 pixels, with no stride at the start."""
 
     input_shape = (3, 32, 32)
 

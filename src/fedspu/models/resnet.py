@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions of 3x3 beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut around them."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -22,13 +22,13 @@ class BasicBlock(nn.Module):
             self.shortcut = conv_norm(before, after, kernel_size=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps in, maps out."""
+        """Feature maps in, feature maps out."""
         y = self.second(F.relu(self.first(x)))
         return F.relu(y + self.shortcut(x))
 
 
 class ResNet18(nn.Sequential):
-    """ResNet-18 for colour images of 32x32 pixels: no stride and no pool in front."""
+    """ResNet-18 for colour images of 32x32 pixels, with no stride or pool in front."""
 
     input_shape = (3, 32, 32)
 
@@ -45,6 +45,6 @@ class ResNet18(nn.Sequential):
 
 
 def conv_norm(before: int, after: int, **given: Any) -> nn.Sequential:
-    """A convolution without bias and a batch norm; the rest goes to ``nn.Conv2d``."""
+    """A convolution without bias, then a batch norm; ``given`` is for ``nn.Conv2d``."""
     conv = nn.Conv2d(before, after, bias=False, **given)
     return nn.Sequential(conv, nn.BatchNorm2d(after))

@@ -1,7 +1,7 @@
 """A small Transformer over the patches of an image; it is not in the paper.
 
 Dosovitskiy and others, "An Image is Worth 16x16 Words", ICLR 2021, without dropout and
-with the mean of all tokens in the place of a class token.
+with the mean of all tokens instead of a class token.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class Transformer(nn.Module):
     """Four layers, 256 wide, over the 64 patches of a colour image of 32x32 pixels.
 
-    For sequences of words, an ``nn.Embedding`` takes the place of ``patches``.
+    For sequences of words, use an ``nn.Embedding`` instead of ``patches``.
     """
 
     input_shape = (3, 32, 32)

@@ -1,9 +1,9 @@
-"""Multi-head attention with its projections left open.
+"""Multi-head attention whose projections the caller chooses.
 
 ``nn.MultiheadAttention`` insists on ``embed_dim = num_heads * head_dim`` and on its own
-linear operations. Partial training brings operations of its own; a slim model keeps
-fewer channels of the residual stream and, independently, fewer whole heads. The width
-of a head, and so the scale of its scores, stays.
+linear operations. Partial training brings its own operations; a slim model keeps fewer
+channels of the residual stream and, independently, fewer whole heads. The width of a
+head, and so the scale of its scores, stays the same.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,8 @@ def multi_head(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention from projected queries, keys and values (batch, tokens, channels).
 
-    ``heads`` are the ones left of those that a mask for each head was made for.
+    ``heads`` are the heads left of the full layer: where ``attn_mask`` has a mask for
+    each head of the full layer, only theirs are used.
     """
     q, k, v = projected
     mask = _mask(attn_mask, key_padding_mask, q, k, heads)
@@ -86,7 +87,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 class SlimAttention(nn.MultiheadAttention):
     """A sliced ``nn.MultiheadAttention``; same tensors by name, same call.
 
-    Made from a sliced layer by ``shrink``; never constructed.
+    Made from a sliced layer by ``shrink``; never constructed directly.
     """
 
     heads: Tensor
@@ -104,7 +105,7 @@ class SlimAttention(nn.MultiheadAttention):
             layer.out_proj.weight.shape
         )
         layer.heads = heads
-        # Keeps the fused kernels for whole layers from looking past this class.
+        # Otherwise the fused kernels for whole layers would bypass this class.
         layer._qkv_same_embed_dim = False
 
     def forward(

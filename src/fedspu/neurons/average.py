@@ -22,13 +22,13 @@ class Update:
 
 
 class Accumulator(Protocol):
-    """Makes one state of many updates, which come one by one, in client order."""
+    """Combines many updates into one state; they arrive one by one, in client order."""
 
     def add(self, update: Update) -> None:
         """Add what one client trained."""
 
     def result(self) -> State:
-        """The next state; an entry that nobody trained keeps its value."""
+        """The next state; an entry that no client trained keeps its value."""
 
 
 class Average:
@@ -36,8 +36,8 @@ class Average:
 
     An entry that no client trained keeps its value in ``state``. Computed as
     ``state + sum n_i (payload_i - state) / sum n_i`` in float64, in the order given, so
-    payloads equal to ``state`` give ``state`` back bit for bit. Nothing of an update is
-    held once it is added: a thousand of them take the room of one.
+    payloads equal to ``state`` give ``state`` back bit for bit. No update is kept after
+    it is added: a thousand of them need no more memory than one.
     """
 
     def __init__(self, state: Mapping[str, Tensor], by_examples: bool = True) -> None:
@@ -50,13 +50,14 @@ class Average:
         """Add what one client trained."""
         if update.num_examples < 1:
             raise ModelError(
-                f"an update trained on {update.num_examples} examples has no weight"
+                f"an update has num_examples = {update.num_examples}: expected at "
+                "least 1, because examples are the update's weight"
             )
         for row in self._rows:
             row.add(update, update.num_examples if self.by_examples else 1)
 
     def result(self) -> State:
-        """The mean of every entry, in tensors of their own."""
+        """The mean of every entry, in new tensors."""
         averaged = {name: tensor.clone() for name, tensor in self.state.items()}
         for row in self._rows:
             averaged.update(row.average())
@@ -64,12 +65,12 @@ class Average:
 
 
 def average_by_examples(state: State) -> Average:
-    """Clients weigh as many as their training examples."""
+    """An average that weights each client by its number of training examples."""
     return Average(state)
 
 
 def average_by_clients(state: State) -> Average:
-    """All clients weigh the same."""
+    """An average in which all clients have the same weight."""
     return Average(state, by_examples=False)
 
 
@@ -86,7 +87,7 @@ def average(state: Mapping[str, Tensor], updates: Iterable[Update]) -> State:
 
 
 class _Row:
-    """The tensors of one dtype and device, one after the other, and sums for each."""
+    """All tensors of one dtype and device in one flat row, with sums for each entry."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
@@ -123,10 +124,10 @@ class _Row:
         self.weight.index_add_(0, places, count.expand(len(places)))
 
     def average(self) -> State:
-        """The average of every entry, in tensors of their own."""
+        """The average of every entry, in new tensors."""
         mean = self.moved / self.weight.clamp(min=1)
         changed = (self.values.double() + mean).to(self.values.dtype)
-        # An entry that nobody moved keeps its bits: -0.0 + 0.0 would be 0.0.
+        # An entry that did not move keeps its bits: -0.0 + 0.0 would be 0.0.
         values = torch.where(mean == 0, self.values, changed)
         return {
             name: values[start : start + tensor.numel()].view(tensor.shape).clone()

@@ -1,4 +1,4 @@
-"""The values of a model by name, and the active blocks of them.
+"""The values of a model by name, and their active blocks.
 
 The active entries of a tensor are the product of one index vector per axis, so a block
 is a small dense tensor, never a boolean per entry.
@@ -33,7 +33,7 @@ def mesh(tensor: Tensor, where: Where) -> tuple[Tensor | slice, ...]:
     listed = [dim for dim, positions in enumerate(where) if positions is not None]
     if not listed:
         return (...,)  # type: ignore[return-value]  # a whole tensor, even a scalar
-    # A slice between index vectors would move axes, so those between are listed too.
+    # A slice between index vectors would move axes, so axes between are listed too.
     first, last = listed[0], listed[-1]
     index: list[Tensor | slice] = [slice(None)] * first
     for dim in range(first, last + 1):
@@ -52,7 +52,7 @@ def extract(state: Mapping[str, Tensor], blocks: Blocks) -> Payload:
 def merge(state: Mapping[str, Tensor], blocks: Blocks, payload: Payload) -> State:
     """A new state with ``payload`` in the blocks, all else bit for bit as before.
 
-    LabelCounts no memory with ``state`` or ``payload`` (Algorithm 1, line 9).
+    Shares no memory with ``state`` or ``payload`` (Algorithm 1, line 9).
     """
     merged = {name: tensor.clone() for name, tensor in state.items()}
     for name, where in blocks.items():
@@ -81,7 +81,7 @@ def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy ``state`` into the model's own tensors; names not in ``state`` are kept."""
+    """Copy ``state`` into the model's own tensors; others stay as they are."""
     if not all(isinstance(p, nn.Parameter) for p in model.parameters()):
         raise ModelError(
             "a model in partial training cannot load a state; leave the context first"

@@ -1,4 +1,4 @@
-"""Call any model on any example, and find all tensors that come of it."""
+"""Call any model on any example, and find all tensors in its output."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ from fedspu.errors import ModelError
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """One thread, gradients on, and every generator put back afterwards."""
+    """Inside, one thread and gradients on; every generator is restored afterwards."""
     threads = torch.get_num_threads()
-    # The user's model may move Python's and numpy's global generators too.
+    # The user's model may also advance Python's and numpy's global generators.
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Pick a fraction p of every neuron group: at random, the first ones, the best ones."""
+"""Pick a fraction p of every neuron group: at random, the first, or the best."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -42,14 +42,14 @@ def choose_random(neurons: Neurons, p: P, rng: np.random.Generator) -> Active:
 
 
 def choose_ordered(neurons: Neurons, p: P) -> Active:
-    """The first neurons of every group, a fraction ``p`` of it."""
+    """The first neurons of every group: a fraction ``p`` of them."""
     return {
         group.name: torch.arange(num_active(p, group.size)) for group in neurons.groups
     }
 
 
 def choose_top(neurons: Neurons, p: P, scores: Mapping[str, Tensor]) -> Active:
-    """The neurons of every group with the highest scores; of equals, the first."""
+    """A fraction ``p`` of every group: the highest scores; of equals, the first."""
     active = {}
     for group in neurons.groups:
         if group.name not in scores or len(scores[group.name]) != group.size:

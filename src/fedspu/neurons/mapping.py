@@ -1,9 +1,9 @@
 """Derive a model's neuron table from its dependency graph, and prove it.
 
-Torch-Pruning traces which channels of which layers belong together. It takes operations
-it does not know for element-wise, silently, so no group is believed: reordering a
+Torch-Pruning traces which channels of which layers belong together. It silently treats
+operations it does not know as element-wise, so every group is tested: reordering a
 group's neurons at random along all its axes must leave the model's output unchanged, in
-float64 and with random weights. What fails stays always active, with a warning.
+float64 and with random weights. Groups that fail are always active, with a warning.
 """
 
 import warnings
@@ -25,7 +25,7 @@ from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
 from fedspu.neurons.tracing import OUTPUT, Places, Traced, trace
 
 MAX_RUNS = 8
-"""A layer cut into more pieces than this has no pattern worth a table."""
+"""A layer whose neurons form more runs than this counts as irregular."""
 
 UNPROVED = "permuting their neurons changes the output"
 IRREGULAR = "their neurons follow no regular pattern"
@@ -33,14 +33,14 @@ UNGROUPED = "no neurons were found in them"
 
 
 class NeuronWarning(UserWarning):
-    """Some neurons of a model stay always active, or could not be looked at."""
+    """Some neurons of a model are always active, or could not be examined."""
 
 
 def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
     """The table of a model's neuron groups, each proved by permutation.
 
-    ``example_input`` is a tensor, a tuple of positional or a dict of keyword arguments
-    of the model. The model, its mode and every generator are left as they were.
+    ``example_input`` is a tensor, a tuple of positional arguments or a dict of keyword
+    arguments. The model, its mode and every generator are left as they were.
     """
     with undisturbed():
         probe = Probe(model, example_input)
@@ -48,7 +48,7 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
         traced = trace(probe)
         groups, fixed = _group(probe, traced)
         groups, wrong = prove(probe, groups, traced.readers)
-        if unreached:  # nobody knows what lies on the branch not taken
+        if unreached:  # what lies on a branch not taken is unknown
             groups = [replace(g, permutable=False, slim=False) for g in groups]
         table = Neurons(
             groups=tuple(groups),
@@ -62,7 +62,7 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
 
 
 def _with_ungrouped(table: Neurons) -> Neurons:
-    """List the learnable tensors that nothing else in the table speaks of."""
+    """Add learnable tensors that the table does not mention yet, as always active."""
     spoken_of = {axis.tensor for group in table.groups for axis in group.axes}
     spoken_of.update(name for entry in table.fixed for name in entry.tensors)
     spoken_of.update(table.unreached, table.statistics)
@@ -87,7 +87,7 @@ def _warn(table: Neurons) -> None:
     if table.unreached:
         warnings.warn(
             f"not reached by the example input: {', '.join(table.unreached)}; "
-            "these parameters are always active, and no neuron may change its place",
+            "these parameters are always active, and all neurons keep their places",
             NeuronWarning,
             stacklevel=3,
         )
@@ -161,7 +161,7 @@ def _repeat(positions: list[int]) -> int:
 def _fit(
     run: list[Places], axes: list[tuple[str, int]], shapes: dict[str, torch.Size]
 ) -> list[Axis]:
-    """The axes of a run of neurons, in the order given; none if it has no pattern."""
+    """The axes of a run of neurons, in the order given; empty if it has no pattern."""
     fitted = []
     for name, dim in axes:
         first = run[0][name, dim]
@@ -178,7 +178,7 @@ def _fit(
 
 
 def _name(tensor: str, taken: set[str]) -> str:
-    """A group's name: its first tensor's layer, else the tensor, else a number."""
+    """A free name: the first tensor's layer, else the tensor, else with a number."""
     layer = tensor.rpartition(".")[0] or tensor
     candidates = [layer, tensor, *(f"{tensor}#{k}" for k in range(2, MAX_RUNS + 2))]
     return next(name for name in candidates if name not in taken)

@@ -13,7 +13,7 @@ from fedspu.neurons.layers import kind_of
 
 
 class Probe:
-    """A copy of the model in eval mode, and its example input; in float64 if it can be.
+    """A copy of the model in eval mode, and its example; in float64 if that works.
 
     It has the model's own weights until ``shake`` gives it random ones.
     """
@@ -31,7 +31,7 @@ class Probe:
             double = copy.deepcopy(self.model).double()
             call(double, as_double(example))
             self.model, self.example = double, as_double(example)
-        except ModelError:  # some models insist on their own precision
+        except ModelError:  # some models only run in their own precision
             pass
         self.tensors = dict(all_tensors(self.model))
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
@@ -39,10 +39,10 @@ class Probe:
         self.output = self.run()
 
     def shake(self, trial: int) -> bool:
-        """Random weights, and from the second trial on random input; False if in vain.
+        """Set random weights (and input, except in trial 0); False if that fails.
 
-        Random weights, because a norm that starts at zero would hide a wrong table.
-        What overflows proves nothing, so milder disturbances are tried as well.
+        Weights are random because a norm that starts at zero would hide a wrong table.
+        An output that overflowed proves nothing, so smaller changes are tried as well.
         """
         for amount in (1.0, 0.1, 0.01):
             for example in (_noise_like(self._given), self._given)[trial == 0 :]:
@@ -50,7 +50,7 @@ class Probe:
                 self.example = example
                 try:
                     self.output = self.run()
-                except ModelError:  # not every input is one the model can take
+                except ModelError:  # the model may not accept random input
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
                     return True
@@ -74,7 +74,7 @@ class Probe:
         )
 
     def unreached(self) -> tuple[str, ...]:
-        """Parameters that the output does not depend on, by the graph of autograd."""
+        """Parameters that the output does not depend on, according to autograd."""
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
         for parameter in parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
@@ -91,7 +91,7 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _tolerance(output: Tensor) -> Tensor:
-    """How far rounding may carry the output: a share of its spread, not of its size."""
+    """How far rounding may move the output: a share of its spread, not of its size."""
     share = 1e-8 if output.dtype == torch.float64 else 1e-4
     return share * (output.double() - output.double().mean()).abs().max().clamp(1e-9)
 

@@ -2,8 +2,8 @@
 
 If a group's neurons are what the table says, they can change places, along all the
 group's axes at once, and the model's output stays the same. A cycle through all of them
-and the exchange of two neighbours on it generate every permutation, so that these two
-suffice. Nothing less does: one permutation can be a symmetry of the very mistake.
+and the exchange of two neighbours on it generate every permutation, so these two tests
+are enough. One is not: a wrong table may happen to be symmetric under it.
 """
 
 import warnings
@@ -23,10 +23,10 @@ from fedspu.neurons.slim import slim_model
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
 
 NUM_TRIALS = 3
-"""With new random weights each; a neuron can be silent in one, hardly in all."""
+"""Each has new random weights; a neuron can be silent in one, but hardly in all."""
 
 MAX_RUNS_OF_ONE_GROUP = 300
-"""How often the model is run for a group before its neurons are given up."""
+"""The model is run at most this often for a group; then the group is given up."""
 
 Orders = dict[str, np.ndarray]
 """Group name -> a new order of its neurons."""
@@ -37,9 +37,9 @@ def prove(
 ) -> tuple[list[NeuronGroup], list[NeuronGroup]]:
     """The groups that are right, and those that are not.
 
-    Where not all neurons of a right group may change places, but each may with some
-    neighbour, it is not permutable. ``readers`` are the axes along which neurons are
-    read, not made.
+    A group is also right, but not permutable, if only some of its neurons may change
+    places: each with at least one neighbour. ``readers`` are the axes along which
+    neurons are read, not made.
     """
     rng = np.random.default_rng(0)
     doubtful: dict[str, NeuronGroup] = {}
@@ -66,7 +66,7 @@ def prove(
 
 
 def _cycle(size: int, rng: np.random.Generator) -> np.ndarray:
-    """A random order in which every neuron follows another, all in one cycle."""
+    """A random permutation that moves all neurons in one cycle."""
     turn = rng.permutation(size)
     order = np.empty_like(turn)
     order[turn] = np.roll(turn, 1)
@@ -74,7 +74,7 @@ def _cycle(size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _exchange(cycle: np.ndarray) -> np.ndarray:
-    """Two neighbours on the cycle change places."""
+    """The order in which two neighbours on the cycle have changed places."""
     return _swapped(len(cycle), [(0, int(cycle[0]))])
 
 
@@ -120,9 +120,10 @@ def _restore(probe: Probe, values: dict[str, torch.Tensor]) -> None:
 def _is_read_in_place(
     probe: Probe, group: NeuronGroup, readers: set[tuple[str, int]]
 ) -> bool:
-    """Whether a neuron that nobody reads has no influence.
+    """Whether a neuron has no influence once its readers are cut off.
 
-    For groups of two: their only exchange is also a symmetry of reading them crosswise.
+    Needed for groups of two: exchanging both neurons cannot show that a table has them
+    the wrong way round where they are read.
     """
     before, output = _values(probe, [group]), probe.output
     for is_reader in (True, False):  # cut off the first neuron, then disturb it
@@ -146,7 +147,7 @@ def _is_read_in_place(
 
 
 def _aligned(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
-    """Names of the groups each of whose neurons may change places with a neighbour."""
+    """Names of the groups in which each neuron may change places with a neighbour."""
     left = groups
     for trial in range(NUM_TRIALS):
         if left and not probe.shake(trial):
@@ -156,7 +157,7 @@ def _aligned(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
 
 
 class _Neighbours:
-    """Looks for a neighbour that each neuron may change places with."""
+    """Looks for a neighbour of each neuron with which it may change places."""
 
     def __init__(self, probe: Probe, group: NeuronGroup) -> None:
         self.probe, self.group = probe, group
@@ -164,13 +165,13 @@ class _Neighbours:
         self.rng = np.random.default_rng(0)
 
     def ok(self) -> bool:
-        """Whether there is one for every neuron."""
+        """Whether every neuron has such a neighbour."""
         size = self.group.size
         pairs = [(j, j + 1) for j in range(0, size - 1, 2)]
         return self._all(pairs) and (size % 2 == 0 or self._one(size - 1))
 
     def _all(self, pairs: list[tuple[int, int]]) -> bool:
-        """Whether these pairs may change places, or each of the two with another."""
+        """Whether each pair may change places, or both of it with other neighbours."""
         if self._may_swap(pairs):
             return True
         if len(pairs) == 1:
@@ -186,9 +187,10 @@ class _Neighbours:
         )
 
     def _may_swap(self, pairs: list[tuple[int, int]]) -> bool:
-        """Whether these pairs may change places, all and a random half of them.
+        """Whether these pairs may change places: a random half of them, and then all.
 
-        All of them at once can be a symmetry of the mistake: of a flip, for one.
+        All at once is not enough: a wrong table, such as one with a flip, may happen
+        to be symmetric under it.
         """
         if len(pairs) > 1:
             half = self.rng.choice(len(pairs), len(pairs) // 2, replace=False)
@@ -205,7 +207,7 @@ class _Neighbours:
 
 
 def prove_slim(probe: Probe, table: Neurons) -> Neurons:
-    """The same table, with groups that cannot be sliced marked so."""
+    """The same table, with ``slim`` False for the groups that cannot be sliced."""
     candidates = [group for group in table.groups if group.slim and group.size > 1]
     if not probe.shake(1):
         stuck = {group.name for group in candidates}
@@ -214,7 +216,7 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     else:
         stuck = {g.name for g in candidates if not _slims(probe, table, [g])}
         rest = [group for group in candidates if group.name not in stuck]
-        if not _slims(probe, table, rest):  # each alone, but not together
+        if not _slims(probe, table, rest):  # each can be sliced, but not all at once
             stuck |= {group.name for group in rest}
     groups = tuple(
         replace(group, slim=group.slim and group.name not in stuck)
@@ -246,7 +248,7 @@ def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
 
 
 def _zeroed_agrees(probe: Probe, table: Neurons, active: Active) -> bool:
-    """Whether the full model, all else at zero, gives the probe's present output."""
+    """Whether the full model, with frozen entries at zero, gives the probe's output."""
     before = {name: tensor.detach().clone() for name, tensor in probe.tensors.items()}
     channels: dict[int, Tensor] = {}
     with torch.no_grad():
@@ -268,9 +270,9 @@ def _zeroed_agrees(probe: Probe, table: Neurons, active: Active) -> bool:
 
 
 class _NormsOver(TorchFunctionMode):
-    """Norms that mix channels take their statistics over some of them only.
+    """Inside, norms that mix channels take their statistics over only some of them.
 
-    A norm is known by its weight: ``channels`` has, for each, those that count.
+    ``channels`` has the channels that count, by the id of the norm's weight.
     """
 
     def __init__(self, channels: dict[int, Tensor]) -> None:
@@ -306,7 +308,7 @@ _NORMS: dict[Any, tuple[str, ...]] = {
 
 
 def _group_norm(given: dict[str, Any], channels: Tensor) -> Tensor:
-    """Each group of channels normed over those of it that count."""
+    """A group norm in which each group uses only its channels that count."""
     x, groups = given["input"], given["num_groups"]
     width = x.shape[1] // groups
     out = torch.zeros_like(x)

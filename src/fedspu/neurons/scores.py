@@ -14,9 +14,9 @@ def score_neurons(
 ) -> dict[str, Tensor]:
     """The l1 or l2 norm (``order``) of ``values`` over each neuron's incoming weights.
 
-    ``values`` are the weights themselves, or their gradients, by the parameter's name.
-    A layer's weights and bias count together, the layers of a group are summed. A group
-    that no layer makes (bare parameters) is scored over all that lies along it.
+    ``values`` are the weights themselves, or their gradients, by parameter name. A
+    layer's weights and bias count together; the layers of a group are summed. A group
+    that no layer makes (bare parameters) is scored over all tensors it lies along.
     """
     made = {
         (f"{path}.{name}".lstrip("."), dim): path

@@ -15,7 +15,7 @@ from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons, State
 
 
 def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
-    """A copy of ``model`` that has only the active neurons; the rest does not exist.
+    """A copy of ``model`` that has only the active neurons.
 
     Its state is ``extract(state_of(model), neurons.blocks(active))``. A group that
     cannot be sliced stays whole, with a warning; see ``slimmable``.
@@ -23,7 +23,7 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
     kept = slimmable(neurons, active)
     if whole := [name for name in kept if len(kept[name]) != len(active[name])]:
         warnings.warn(
-            f"kept whole in the slim model, because they cannot be sliced: "
+            f"groups kept whole in the slim model, because they cannot be sliced: "
             f"{', '.join(whole)}",
             stacklevel=2,
         )
@@ -40,7 +40,7 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
 
 
 def slimmable(neurons: Neurons, active: Active) -> Active:
-    """``active``, plus all neurons of the groups that no slim model can do without."""
+    """``active``, plus all neurons of the groups that cannot be sliced."""
     return {
         group.name: active[group.name] if group.slim else torch.arange(group.size)
         for group in neurons.groups
@@ -48,7 +48,7 @@ def slimmable(neurons: Neurons, active: Active) -> Active:
 
 
 def slim_state(state: State, neurons: Neurons, active: Active) -> State:
-    """A state cut to the active neurons: that of the slim model, whole."""
+    """The complete state of the slim model: ``state``, cut to the active neurons."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     return extract(state, neurons.blocks(active, shapes))
 
@@ -101,7 +101,7 @@ def _without(size: int, kept: Tensor) -> Tensor:
 
 
 def _owners(model: nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
-    """For each tensor every table it is kept in: shared ones are kept in several."""
+    """For each tensor, every dict that holds it: several dicts hold a shared one."""
     owners: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for layer in model.modules():
         for table in (layer._parameters, layer._buffers):
@@ -112,7 +112,7 @@ def _owners(model: nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
 
 
 def _slice(name: str, tensor: Tensor, neurons: Neurons, kept: Active) -> Tensor | None:
-    """The kept part of one tensor; None where it stays as it is."""
+    """The kept part of one tensor; None if it stays as it is."""
     smaller = tensor.detach()
     for dim, size in enumerate(tensor.shape):
         positions = neurons.active_along(kept, name, dim, size)

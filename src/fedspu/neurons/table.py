@@ -38,7 +38,7 @@ class Axis:
 
     Neuron ``j`` owns the positions ``offset + j*repeat + r + c*stride`` for every
     ``r < repeat`` and ``c < copies``: a flattened map has ``repeat`` = its pixels, a
-    concatenation an ``offset``, an LSTM's four gates ``copies=4, stride=hidden``.
+    concatenation has an ``offset``, an LSTM's gates have ``copies=4, stride=hidden``.
     """
 
     tensor: str
@@ -60,10 +60,11 @@ class NeuronGroup:
     """The neurons of one layer, and every tensor axis they lie along.
 
     A ``permutable`` group was proved to be a symmetry of the model: any reordering of
-    its neurons leaves the output unchanged. Where only some are (normalisation groups,
-    the values of a hand-written attention), its neurons keep their places.
-    ``slim`` says whether a physically smaller copy of the model can do without them.
-    In a table written by hand neurons keep their places unless it says ``permutable``.
+    its neurons leaves the output unchanged. Where only some reorderings do that
+    (normalisation groups, the values of a hand-written attention), the group is not
+    permutable and its neurons keep their places. That is also the default for a table
+    written by hand. ``slim`` says whether a physically smaller copy of the model can
+    leave out neurons of this group.
     """
 
     name: str
@@ -90,7 +91,7 @@ class NeuronGroup:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Neurons that stay always active, and why."""
+    """Neurons that are always active, and why."""
 
     tensors: tuple[str, ...]
     reason: str
@@ -104,7 +105,7 @@ class Neurons:
     floating-point statistics of normalisation layers (``statistics``).
     ``norm_tensors`` are all tensors of normalisation layers, for the policy that keeps
     them with the client. ``unreached`` parameters took no part in the example's forward
-    pass, so nothing is known of what their neurons are tied to.
+    pass, so nothing is known about what their neurons are connected to.
     """
 
     groups: tuple[NeuronGroup, ...]
@@ -122,15 +123,22 @@ class Neurons:
         index: dict[tuple[str, int], list[tuple[NeuronGroup, Tensor]]] = {}
         names = [group.name for group in self.groups]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ModelError(f"neuron groups named twice: {', '.join(sorted(twice))}")
+            raise ModelError(
+                f"neuron groups named twice: {', '.join(sorted(twice))}; give each "
+                "group its own name"
+            )
         for group in self.groups:
             if group.size < 1:
-                raise ModelError(f"neuron group {group.name} has no neurons")
+                raise ModelError(
+                    f"neuron group {group.name} has no neurons: size = {group.size}, "
+                    "expected at least 1"
+                )
             for axis in group.axes:
                 if min(axis.dim, axis.offset, axis.stride) < 0 or axis.repeat < 1:
                     raise ModelError(
-                        f"neuron group {group.name}: no positions along axis "
-                        f"{axis.dim} of {axis.tensor} are {axis}"
+                        f"neuron group {group.name}, axis {axis.dim} of {axis.tensor}: "
+                        "expected dim, offset and stride of at least 0 and repeat of "
+                        f"at least 1, got {axis}"
                     )
                 where = index.setdefault((axis.tensor, axis.dim), [])
                 where.append((group, axis.positions(group.size)))
@@ -145,7 +153,8 @@ class Neurons:
         who = ", ".join(dict.fromkeys(group.name for group, _ in owners))
         if len(torch.unique(taken)) < len(taken):
             raise ModelError(
-                f"neuron groups {who} share positions along axis {dim} of {tensor}"
+                f"neuron groups {who} share positions along axis {dim} of {tensor}; "
+                "a position may belong to at most one neuron"
             )
         shape = self.shapes.get(tensor)
         if shape is not None and (dim >= len(shape) or int(taken.max()) >= shape[dim]):
@@ -164,7 +173,7 @@ class Neurons:
         """The active positions of every travelling tensor, axis by axis.
 
         An entry lies in the blocks when all the neurons it connects are active.
-        ``shapes`` asks for other tensors than those that travel.
+        ``shapes`` names the tensors to use instead of those that travel.
         """
         self._check_active(active)
         return {
@@ -180,8 +189,8 @@ class Neurons:
     ) -> Tensor | None:
         """Active positions along an axis of this size; None if all of them are.
 
-        Of any tensor in the table, travelling or not. What belongs to no neuron is
-        always active.
+        Works for any tensor in the table, travelling or not. Positions that belong to
+        no neuron are always active.
         """
         is_active = None
         for group, rows in self.positions(tensor, dim):
@@ -197,8 +206,8 @@ class Neurons:
         if sizes.keys() != active.keys():
             wrong = sorted(sizes.keys() ^ active.keys())
             raise ModelError(
-                f"active neurons do not fit the table: {', '.join(wrong)} is in one of "
-                "the two only; choose them with choose_random, choose_ordered or "
+                f"active neurons do not fit the table: {', '.join(wrong)} is in only "
+                "one of the two; choose them with choose_random, choose_ordered or "
                 "choose_top on this table"
             )
         for name, indices in active.items():
@@ -215,7 +224,7 @@ class Neurons:
         return {group.name: torch.arange(group.size) for group in self.groups}
 
     def num_entries(self, active: Active | None = None) -> int:
-        """How many entries travel when ``active`` neurons (default: all) are."""
+        """How many entries travel when these neurons (default: all) are active."""
         blocks = self.blocks(self.everything() if active is None else active)
         return sum(
             prod(

@@ -1,8 +1,8 @@
 """Follow every channel of a model through Torch-Pruning's dependency graph.
 
-The graph says which channels of which layers belong together; ``layers.py`` says where
-they lie in the layers' tensors. What comes out is a list of units, one per neuron, that
-nobody has proved yet.
+The graph says which channels of which layers belong together; ``layers/`` says where
+they lie in the layers' tensors. The result is a list of units, one per neuron, which
+are still to be proved (``proof.py``).
 """
 
 import copy
@@ -23,7 +23,7 @@ from fedspu.neurons.layers import Ports, kind_of
 from fedspu.neurons.probe import Probe
 
 Places = dict[tuple[str, int], list[int]]
-"""For each (tensor, axis) sorted positions there."""
+"""(tensor, axis) -> sorted positions there."""
 
 Key = tuple[str, int, int]
 """A position along an axis of a tensor, by name."""
@@ -34,7 +34,7 @@ COMPUTED = "some of their weights are computed from other tensors"
 
 @dataclass(frozen=True)
 class Unit:
-    """One neuron: where it lies, and why it must be active, if it must."""
+    """One neuron: where it lies and, if it must always be active, why."""
 
     places: Places
     reason: str = ""
@@ -69,11 +69,11 @@ class _Links:
 
 
 def trace(probe: Probe) -> Traced:
-    """The model's neurons, as its dependency graph has them.
+    """The model's neurons, as its dependency graph shows them.
 
-    None at all for a model that cannot be traced.
+    There are none if the model cannot be traced.
     """
-    for with_buffers in (True, False):  # not every buffer may carry a gradient
+    for with_buffers in (True, False):  # some buffers cannot have a gradient
         try:
             return _trace_once(probe, with_buffers)
         except _TROUBLE:
@@ -81,7 +81,7 @@ def trace(probe: Probe) -> Traced:
     return Traced([], set())
 
 
-# What the tracer was seen to raise on models it cannot follow.
+# Errors that the tracer is known to raise on models it cannot follow.
 _TROUBLE = (
     ModelError,
     RuntimeError,
@@ -152,8 +152,8 @@ class _Walk:
         widest: int,
     ) -> None:
         self.graph, self.known, self.names = graph, known, names
-        # No tensor has a channel beyond it. Torch-Pruning takes some concatenations
-        # for ones along channels, and each turn through such a loop counts higher.
+        # No tensor has more channels than this. Torch-Pruning mistakes some
+        # concatenations for ones along channels; in a loop these count up forever.
         self.widest = widest
         self.links = _Links()
         self.places: set[Key] = set()

@@ -1,12 +1,12 @@
-"""Train the active part of a model; everything else is held still, and costs less.
+"""Train the active part of a model; everything else is frozen, and costs less.
 
 Inside ``partial_training`` each parameter with frozen entries is a ``PartialWeight``:
 it reads as the full weight everywhere, while the value that trains is a leaf, its
-active block. Weighted operations (``kernels.py``) compute the block's gradient alone;
-any other operation on the weight computes the full gradient and passes the block's part
-on. So frozen entries have no gradient and no optimizer state, whatever the optimizer,
-and functional calls, tied weights and layers used twice need nothing of their own.
-Small networks that are one chain of layers take a path of their own (``chain.py``).
+active block. Weighted operations (``kernels.py``) compute only the block's gradient;
+any other operation on the weight computes the full gradient and passes on the block's
+part. So frozen entries have no gradient and no optimizer state, whatever the optimizer,
+and functional calls, tied weights and layers used twice need no special handling.
+Small networks that are one chain of layers take a faster path (``chain/run.py``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,20 +42,20 @@ def partial_training(
 ) -> Iterator[list[Tensor]]:
     """Yield the trainable tensors of ``model``: the active blocks of its parameters.
 
-    Give them to any optimizer; use ``model`` as ever. On leaving, also by an exception,
+    Give them to any optimizer; use ``model`` as usual. On exit, also by an exception,
     the model has its own parameters back, with the new values in the active blocks and
     every other learnable entry bit for bit as before.
 
     ``exact`` is the true gradient of the active entries (the paper's Eq. 4).
     ``truncated`` also stops it at frozen neurons: a weighted layer passes gradient only
-    from active outputs to active inputs. It is cheaper and an approximation.
+    from active outputs to active inputs. It is cheaper, but an approximation.
 
     ``layout``: inside the context, active neurons come first wherever the table proves
     that to be a symmetry (``auto``), or all keep their places (``index``): float32 then
     rounds as in the plain model, and dropout draws the same masks.
 
-    ``saves``: what is held for the backward pass is what is quickest (``fast``), or as
-    little as can be, at the price of some time (``lean``). The numbers are the same.
+    ``saves``: keep for the backward pass what is fastest (``fast``), or as little as
+    possible, which is somewhat slower (``lean``). The numbers are the same.
     """
     if mode not in ("exact", "truncated"):
         raise ModelError(f"mode = {mode!r}: expected exact or truncated")
@@ -92,9 +92,9 @@ def partial_training(
 def paths(model: nn.Module) -> dict[str, str]:
     """How the gradient of each parameter was computed, after a step in the context.
 
-    ``chain``, by the fast path for small chains; ``block``, of the active block alone;
-    ``full``, in full, and then cut down; ``whole``, by plain PyTorch, as nothing of it
-    is frozen; ``unused``, not at all.
+    ``chain``: by the fast path for small chains; ``block``: only for the active block;
+    ``full``: in full, and then cut down; ``whole``: by plain PyTorch, because no entry
+    is frozen; ``unused``: not at all.
     """
     return {
         name: p.path if isinstance(p, PartialWeight) else "whole"
@@ -115,7 +115,7 @@ def _check_fits(model: nn.Module, neurons: Neurons) -> None:
             )
     if inside := [name for name, p in own.items() if isinstance(p, PartialWeight)]:
         raise ModelError(
-            f"{inside[0]} is in partial training already; leave that context first"
+            f"{inside[0]} is already in partial training; leave that context first"
         )
 
 
@@ -128,7 +128,7 @@ def _arranged(model: nn.Module, arrangement: Arrangement) -> Iterator[None]:
         arrangement.leave(model)
 
 
-# What stands in the place of its parameters ------------------------------------------
+# What stands in for its parameters ---------------------------------------------------
 
 
 def _leaves(
@@ -137,7 +137,7 @@ def _leaves(
     how: How,
     order: Order,
 ) -> tuple[dict[str, Tensor], dict[int, PartialWeight]]:
-    """What trains by name, and the partial weights by what they stand in for."""
+    """What trains, by name; and the partial weights, by the id of their parameter."""
     trainable: dict[str, Tensor] = {}
     weights: dict[int, PartialWeight] = {}
     for name, parameter in model.named_parameters():
@@ -155,7 +155,7 @@ def _leaves(
 
 @contextmanager
 def _replaced(model: nn.Module, weights: Mapping[int, PartialWeight]) -> Iterator[None]:
-    """Partial weights stand in every place of the model that holds their parameter."""
+    """Inside, partial weights replace their parameters everywhere in the model."""
     places = [
         (layer, name, parameter)
         for layer in model.modules()
@@ -175,7 +175,7 @@ def _replaced(model: nn.Module, weights: Mapping[int, PartialWeight]) -> Iterato
 
 def _assign(layer: nn.Module, name: str, value: Any) -> None:
     layer._parameters[name] = value
-    if isinstance(layer, nn.RNNBase):  # it keeps a list of its weights besides
+    if isinstance(layer, nn.RNNBase):  # it also keeps a list of its weights
         layer._flat_weights[layer._flat_weights_names.index(name)] = value
 
 
@@ -193,13 +193,13 @@ def _watching_optimizers(weights: Mapping[int, PartialWeight]) -> Iterator[None]
             if any(id(p) in not_to_train for p in group["params"]):
                 raise ModelError(
                     f"{type(optimizer).__name__} has whole parameters of a model in "
-                    "partial training; give it the tensors that partial_training gives"
+                    "partial training; give it the tensors that partial_training yields"
                 )
             if group.get("fused") and any(
                 not w.leaf.is_contiguous() for w in ours(group)
             ):
                 raise ModelError(
-                    f"{type(optimizer).__name__}(fused=True) would write beside the "
+                    f"{type(optimizer).__name__}(fused=True) would write outside the "
                     "active entries; leave fused out, or use layout='index'"
                 )
 

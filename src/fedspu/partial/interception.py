@@ -1,10 +1,10 @@
 """How calls of a model are caught while a part of it trains.
 
-``partial_training`` catches, from the outside in: the call of the model (``forward``
-replaced: by a chain, or to keep less for the backward pass), operations on its weights
-(``weight.py``), and here whatever looks at the model as a whole: copies, saved and
-loaded states, calls with other weights. From there the model shows its neurons in its
-own order, although they may have another inside.
+``partial_training`` intercepts calls of the model (it replaces ``forward`` to run a
+chain, or to keep less for the backward pass) and operations on the model's weights
+(``weight.py``). This file handles what concerns the model as a whole: copies, saved and
+loaded states, calls with other weights. Seen from outside, neurons are in the model's
+own order, although they may be in another one inside.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ def replaced_forward(model: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 class Order:
-    """Shows the model's own order to whoever looks at it from outside.
+    """Shows the model in its own order to code that looks at it from outside.
 
     Neurons may be in another order inside a forward pass. A weight that is used outside
     of one (a penalty, a proximal term by name) and every ``state_dict()`` are in the
@@ -44,10 +44,10 @@ class Order:
 
     def __init__(self, arrangement: Arrangement) -> None:
         self.arrangement = arrangement
-        self.depth = 0  # of the forward passes under way
+        self.depth = 0  # of nested forward passes under way
 
     def shown(self, name: str, value: Tensor) -> Tensor:
-        """A weight's value as it is seen from here."""
+        """A weight's value, in the order that the caller sees."""
         is_inside = self.depth or torch._C._current_graph_task_id() != -1
         return value if is_inside else self.arrangement.own_order(name, value)
 
@@ -101,7 +101,7 @@ class Order:
         ):
             raise ModelError(
                 "a model in partial training cannot be called with other weights while "
-                "its neurons are in another order; use layout='index'"
+                "its neurons are reordered; use layout='index'"
             )
         self.depth += 1
 

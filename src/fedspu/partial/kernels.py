@@ -1,9 +1,9 @@
-"""Weighted operations whose backward pass computes the active block alone.
+"""Weighted operations whose backward pass computes only the active block.
 
-Each computes the same output as the plain operation. Backward, the weight's gradient is
-computed for the block of active entries only, from the active channels of the input and
-of the gradient; the gradient of the input is the true one (``exact``), or passes from
-active outputs to active inputs alone (``truncated``).
+Each computes the same output as the plain operation. In the backward pass, the weight's
+gradient is computed only for the block of active entries, from the active channels of
+the input and of the gradient. The gradient of the input is the true one (``exact``), or
+passes only from active outputs to active inputs (``truncated``).
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ _SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")
 
 
 _MANY = 64
-"""Places of a map from which on a convolution of 1x1 is run as a product."""
+"""A 1x1 convolution runs as a matrix product on maps of at least this many places."""
 
 _FEW = 16
-"""Entries of a kernel that may be laid out in full for maps of one channel."""
+"""On maps of one channel, kernels of at most this many entries run as a product."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def read_by_part(
 ) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:
     """What is kept of the input for the weight's gradient, and how to read that.
 
-    Nothing new, if it can be made again from what is kept anyway. Else the active
-    channels are copied out, unless the operation before keeps all of ``x`` itself:
-    then a copy would only be more.
+    Nothing new is kept if the input can be made again from what is kept anyway.
+    Otherwise the active channels are copied, unless the operation before keeps all of
+    ``x`` itself: then a copy would only need more memory.
     """
     dim %= x.dim()
     remake = remake_of(x)
@@ -153,13 +153,13 @@ class Convolution:
             plain: Tensor = torch.ops.aten.convolution(x, weight, bias, *numbers)
             return plain
         size = (len(x), len(weight), *self.size_of_output(x.shape, weight.shape))
-        # No view: what follows may change the output in place, as ReLU can.
+        # Not a view: the next operation may change the output in place, as ReLU can.
         product = torch.matmul(weight.flatten(1), columns)
         out: Tensor = torch.ops.aten._unsafe_view(product, size)
         return out if bias is None else out.add_(bias[:, None, None])
 
     def size_of_output(self, x: torch.Size, weight: torch.Size) -> tuple[int, ...]:
-        """Height and width, or the like, of what comes out."""
+        """The sizes of the output's maps: height and width, in two dimensions."""
         numbers = zip(
             x[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True
         )
@@ -196,9 +196,9 @@ class Convolution:
         return found
 
     def _columns(self, x: Tensor, weight: tuple[int, ...]) -> Tensor | None:
-        """What the kernel meets at each place of the output, (n, entries, places).
+        """What the kernel reads for each place of the output, (n, entries, places).
 
-        Only where that is little, and so one product quicker than PyTorch's own way.
+        None unless that is so little that one product is faster than PyTorch's own way.
         """
         if self._is_pointwise(x.shape, weight):
             return x.flatten(2)
@@ -218,7 +218,7 @@ class Convolution:
         )
 
     def _is_pointwise(self, x: tuple[int, ...], weight: tuple[int, ...]) -> bool:
-        """Whether it is a product of matrices as it stands, and no small one."""
+        """Whether it is simply a product of matrices, and not a small one."""
         return (
             tuple(weight[2:]) == (1, 1)
             and self.is_simple

@@ -1,9 +1,9 @@
-"""Keep as little as can be for the backward pass.
+"""Keep as little as possible for the backward pass.
 
-Inside a forward pass of a lean model every operation is seen. ReLUs keep one bit a
-value, max-pools a byte, dropout a bit; the outputs of norms and of smooth activations
-remember how to be made again, so that the layer which reads them keeps nothing.
-Whatever is not named here runs as ever.
+Inside a forward pass of a lean model every operation is intercepted. ReLUs and dropout
+keep one bit per value, max-pools one byte. The outputs of norms and smooth activations
+carry a note of how to make them again, so the layer that reads them keeps nothing. All
+other operations run as usual.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ from fedspu.partial.weight import OPERATIONS, Arguments, How, Piece
 
 @contextmanager
 def lean_forward(model: nn.Module, how: How) -> Iterator[None]:
-    """Inside, forward passes of the model keep as little as can be."""
+    """Inside, forward passes of the model keep as little as possible."""
     own = model.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ class _Lean(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        # Inside a checkpoint nothing is saved; what runs again there is not lean.
+        # A checkpoint saves nothing, and later runs the operations again, not lean.
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
             return func(*args, **kwargs)
@@ -120,7 +120,7 @@ def _make_clamped(
 
 
 class _Clamp(torch.autograd.Function):
-    """A clamp that keeps one bit a value: whether it is strictly inside."""
+    """A clamp that keeps one bit per value: whether it is strictly inside."""
 
     @staticmethod
     def forward(
@@ -159,7 +159,7 @@ def _dropout(func: Any, given: Arguments) -> Any:
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout that keeps one bit a value, and draws what PyTorch's own draws."""
+    """Dropout that keeps one bit per value, and draws the same masks as PyTorch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -276,7 +276,7 @@ def _make_smooth(func: Any, rest: Arguments, span: Span, dim: int, x: Tensor) ->
 
 
 def _add(func: Any, given: Arguments) -> Any:
-    """A sum: of its gradient nobody reads more than of both its terms'."""
+    """A sum; it needs only some channels of its gradient if both terms need these."""
     terms = given["input"], given["other"]
     if not all(isinstance(term, Tensor) for term in terms):
         return NotImplemented

@@ -1,6 +1,6 @@
-"""Norms with the gradient of a part of their weights, of needed channels alone.
+"""Norms that compute gradients only for active weights and needed channels.
 
-PyTorch's own batch norm takes a map's statistics value by value; two passes of
+PyTorch's own batch norm computes a map's statistics value by value; two passes of
 vectorised sums give the same numbers in a fraction of the time.
 """
 
@@ -16,7 +16,7 @@ from fedspu.partial.spans import Span, take_span
 
 
 def centre(x: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-    """Put ``x`` less each channel's mean ``into``; the mean, and the variance."""
+    """Write ``x`` minus each channel's mean to ``into``; return mean and variance."""
     count = x.numel() // x.shape[1]
     mean = x.flatten(2).sum((0, 2)) / count
     torch.sub(x, along_channels(mean, x), out=into)
@@ -32,7 +32,7 @@ def track(
     momentum: float,
     count: int,
 ) -> None:
-    """Move the running statistics towards a batch of ``count`` values a channel."""
+    """Move the running statistics towards a batch of ``count`` values per channel."""
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean, momentum)
         running_var.lerp_(variance * (count / (count - 1)), momentum)
@@ -42,7 +42,7 @@ def batch_norm_back(
     grad: Tensor, centred: Tensor, weight: Tensor, deviation: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of a batch norm's input, weight and bias."""
-    nowhere = torch.zeros_like(deviation)  # the mean is taken off already
+    nowhere = torch.zeros_like(deviation)  # the mean is already subtracted
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
         grad,
         centred,
@@ -61,7 +61,7 @@ def batch_norm_back(
 def batch_norm_back_(
     grad: Tensor, centred: Tensor, weight: Tensor, deviation: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in ``grad``'s own place, with one map at a time in memory beside it."""
+    """The same, in place in ``grad``, with one more tensor of its size in memory."""
     count = grad.numel() // grad.shape[1]
     grad_bias = grad.flatten(2).sum((0, 2))
     product = grad * centred
@@ -74,7 +74,7 @@ def batch_norm_back_(
 
 
 def along_channels(values: Tensor, like: Tensor) -> Tensor:
-    """One value a channel, in the shape that broadcasts over maps."""
+    """One value per channel, in the shape that broadcasts over maps."""
     return values.view(-1, *[1] * (like.dim() - 2))
 
 
@@ -142,7 +142,7 @@ class BatchNormPart(torch.autograd.Function):
             ctx.eps,
             [True, True, True],
         )
-        if need is None:  # else it is the active channels that are left
+        if need is None:  # else only the active channels are left
             grad_weight = take_span(grad_weight, 0, part.weight)
             grad_bias = take_span(grad_bias, 0, part.bias)
         grad_x = fill(grad_x, 1, need, ctx.shape)
@@ -158,7 +158,7 @@ def make_batch_normed(
     weight: Tensor,
     bias: Tensor,
 ) -> Tensor:
-    """Some channels of a batch norm's output again."""
+    """Make some channels of a batch norm's output again."""
     scale = take_span(weight * deviation, 0, span)
     shift = take_span(bias, 0, span) - take_span(mean, 0, span) * scale
     x = take_span(x, 1, span)
@@ -209,6 +209,6 @@ def make_layer_normed(
     weight: Tensor,
     bias: Tensor,
 ) -> Tensor:
-    """Some channels of a layer norm's output again."""
+    """Make some channels of a layer norm's output again."""
     scaled = take_span(x, dim, span).sub(mean).mul_(deviation)
     return scaled.mul_(take_span(weight, 0, span)).add_(take_span(bias, 0, span))

@@ -1,7 +1,7 @@
 """What an activation remembers of how it was made, while a part of a model trains.
 
-A note on a tensor is an optimisation and no more: an operation that does not know of
-notes drops them, and so does whatever changes the tensor in place.
+A note on a tensor is only an optimisation: an operation that does not know about notes
+drops them, and so does whatever changes the tensor in place.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ from fedspu.partial.spans import Span, is_same
 class Remake:
     """How to make an activation again from tensors that are kept anyway.
 
-    ``make(span, dim, *tensors)`` gives its channels of a span along ``dim``. The
-    tensors have only the channels ``has`` of it; ``dim`` is None where any will do.
+    ``make(span, dim, *tensors)`` returns its channels in a span along ``dim``. The
+    tensors hold only its channels ``has``. Channels can be made along the axis ``dim``,
+    or along any axis if that is None.
     """
 
     tensors: tuple[Tensor, ...]
@@ -42,7 +43,7 @@ class _Note:
 
 
 def note(x: Tensor, remake: Remake | None = None, need: Span = None) -> Tensor:
-    """Remember how ``x`` was made, and which channels of its gradient anybody reads."""
+    """Remember how ``x`` was made, and which channels of its gradient are read."""
     if (remake is not None or need is not None) and not x.is_inference():
         x._fedspu_note = _Note(x._version, remake, need)  # type: ignore[attr-defined]
     return x
@@ -55,7 +56,7 @@ def remake_of(x: Tensor) -> Remake | None:
 
 
 def need_of(x: Tensor) -> Span:
-    """The channels of the gradient of ``x`` that anybody reads: all, or these."""
+    """The channels of the gradient of ``x`` that are read: all, or these."""
     noted = _note_of(x)
     return noted.need if noted and not _is_looked_at(x) else None
 
@@ -92,7 +93,7 @@ def _make_transposed(
 
 
 def pack(mask: Tensor) -> Tensor:
-    """The mask as bits; as it is where they cannot be packed."""
+    """The mask as bits; unchanged on devices where it cannot be packed."""
     if mask.device.type != "cpu":
         return mask
     return torch.from_numpy(np.packbits(mask.numpy()))

@@ -1,6 +1,6 @@
 """Weighted operations on partial weights, each run by a kernel for its active block.
 
-``kernels.py`` has the arithmetic; here a call of a PyTorch function is turned into it.
+``kernels.py`` has the arithmetic; here calls of PyTorch functions are mapped to it.
 """
 
 from inspect import signature
@@ -93,21 +93,21 @@ def convolution(func: Any, given: Arguments) -> Any:
     )
     if not is_batched:
         return out[0]
-    is_last = weight.how.is_truncated or not x.requires_grad  # nothing passes on
+    is_last = weight.how.is_truncated or not x.requires_grad  # no gradient passes on
     is_cut = bias.full is None or is_same(bias.span, outputs)
     return note(out, need=outputs) if is_last and is_cut else out
 
 
 def batch_norm(func: Any, given: Arguments) -> Any:
-    """``F.batch_norm`` in training, with the gradient of needed channels."""
+    """``F.batch_norm`` in training, with the gradient of only the channels needed."""
     done = batch_normed(given)
     return NotImplemented if done is None else done[0]
 
 
 def batch_normed(given: Arguments) -> tuple[Tensor, Remake] | None:
-    """What a batch norm in training gives, and how to make it again.
+    """The output of a batch norm in training, and how to make it again.
 
-    None if it is one that is left to PyTorch: in eval, in another precision.
+    None if the norm is left to PyTorch: in eval mode, or in another precision.
     """
     x, weight, bias = given["input"], Piece(given["weight"]), Piece(given["bias"])
     is_usual = (
@@ -176,8 +176,8 @@ def _embedding(func: Any, given: Arguments) -> Any:
 def _attention(func: Any, given: Arguments) -> Any:
     """Attention whose projections go through our linear kernel.
 
-    Heads do not mix between the projections, so that cutting at these is all there is
-    to the truncated gradient.
+    Heads do not mix between the projections, so the truncated gradient has to be cut
+    only at these.
     """
     if given.get("static_k") is not None or given.get("static_v") is not None:
         return NotImplemented
@@ -185,7 +185,7 @@ def _attention(func: Any, given: Arguments) -> Any:
     inputs = [given[name] for name in ("query", "key", "value")]
     is_self = inputs[0] is inputs[1] and inputs[1] is inputs[2]
     inputs = [transposed(x, 0, 1) if is_batched else x[None] for x in inputs]
-    # Dropout's default, like the others, is that of the function stood in for.
+    # All defaults here are those of the PyTorch function that this one replaces.
     dropout = given["dropout_p"] if given.get("training", True) else 0.0
     out, weights = multi_head(
         _projected(given, inputs, is_self),
@@ -236,19 +236,19 @@ def _any_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 MIN_PRODUCTS = 2_000_000
-"""Multiplications of a forward pass from which on a kernel of ours is quicker."""
+"""From this many multiplications in a forward pass on, our kernels are faster."""
 
 
 def _is_small(weight: Piece, x: Tensor, dim: int) -> bool:
     """Whether a full gradient, cut down, costs less than the overhead of a kernel."""
     if weight.how.is_truncated:
-        return False  # only the kernels cut
+        return False  # only the kernels truncate
     assert weight.full is not None
     return x.numel() // x.shape[dim] * weight.full.numel() < MIN_PRODUCTS
 
 
 def _mark(*weights: Tensor | None) -> None:
-    """Remember that a kernel computes the block alone."""
+    """Remember that a kernel computes only the block."""
     for weight in weights:
         if isinstance(weight, PartialWeight):
             weight.path = "block"
@@ -273,7 +273,7 @@ def _tuple(value: Any, length: int) -> tuple[int, ...]:
 def _pad(
     x: Tensor, padding: str, weight: Tensor, dilation: tuple[int, ...]
 ) -> tuple[Tensor, Any]:
-    """Padding given as a word, as numbers; what is odd is added on the right."""
+    """Padding given as a word, as numbers; an odd total adds one more on the right."""
     if padding == "valid":
         return x, 0
     totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
@@ -287,7 +287,9 @@ def _channels(spans: Spans, shape: torch.Size, conv: Convolution) -> tuple[Span,
     along, local = spans[:2]
     groups, is_transposed = conv.groups, conv.is_transposed
     width, per_group = shape[1], shape[0] // groups
-    if groups > 1 and is_transposed and per_group == 1:  # depthwise: in owns out
+    if (
+        groups > 1 and is_transposed and per_group == 1
+    ):  # depthwise: each input owns its outputs
         return along, spread(along, width)
     if groups > 1 and not is_transposed and width == 1:
         return _owners(along, per_group), along
@@ -301,9 +303,9 @@ def _channels(spans: Spans, shape: torch.Size, conv: Convolution) -> tuple[Span,
 def _is_ragged(
     inputs: Span, outputs: Span, width: int, weight: Tensor, conv: Convolution
 ) -> bool:
-    """Whether some input channel of a depthwise layer has a part of its outputs active.
+    """Whether an input channel of a depthwise layer has only some outputs active.
 
-    So it can be where the inputs are the model's own, and each output a neuron.
+    That happens where the inputs are those of the model, and each output is a neuron.
     """
     if conv.groups == 1 or conv.groups != width or conv.is_transposed:
         return False

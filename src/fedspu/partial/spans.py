@@ -1,9 +1,9 @@
 """The order a model's neurons have while a part of them trains.
 
 Where reordering is proved to be a symmetry, active neurons come first: the active
-block of a tensor is then a leading slice of it, a view, and costs no copying. Elsewhere
-neurons keep their places and blocks are index vectors. The two compute the same; which
-one is taken is a matter of speed.
+block of a tensor is then a leading slice of it, a view, and needs no copying. Elsewhere
+neurons keep their places and blocks are index vectors. Both compute the same; they only
+differ in speed.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fedspu.neurons.table import Active, Neurons
 Layout = Literal["auto", "index"]
 
 Span = None | int | Tensor
-"""Active positions along one axis: all of them, the first n, or these."""
+"""Active positions along one axis: all (None), the first n, or those in a tensor."""
 
 Spans = tuple[Span, ...]
 
@@ -28,7 +28,7 @@ class Arrangement:
     """Where everything is while a part of the model trains.
 
     ``spans`` has the active positions of each of the model's tensors, ``orders`` the
-    present order of each axis that is not in the model's own.
+    current order of each axis that is not in the model's own order.
     """
 
     spans: dict[str, Spans]
@@ -63,10 +63,10 @@ class Arrangement:
 def arrange(
     model: nn.Module, neurons: Neurons, active: Active, layout: Layout
 ) -> Arrangement:
-    """Active neurons first wherever that is a symmetry, unless ``index`` is asked.
+    """An arrangement with active neurons first where that is a symmetry.
 
-    With dropout in the model neurons keep their places as well: a mask drawn for one
-    order would fall on other neurons in another.
+    Neurons keep their places if ``layout`` is ``index``, or if the model has dropout:
+    in another order, the same mask would drop other neurons.
     """
     shapes = {name: tensor.shape for name, tensor in all_tensors(model)}
     orders: dict[tuple[str, int], Tensor] = {}
@@ -105,7 +105,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def _span(positions: Tensor | None, order: Tensor | None) -> Span:
-    """Active positions of the model's own order, as they are in the present one."""
+    """Active positions in the model's own order, as a span of the current order."""
     if positions is None:
         return None
     if order is not None:
@@ -115,7 +115,7 @@ def _span(positions: Tensor | None, order: Tensor | None) -> Span:
 
 
 def take_span(tensor: Tensor, dim: int, span: Span) -> Tensor:
-    """The active part along one axis: a view where it leads, else a copy."""
+    """The active part along one axis: a view if it comes first there, else a copy."""
     if span is None:
         return tensor
     if isinstance(span, int):
@@ -124,7 +124,7 @@ def take_span(tensor: Tensor, dim: int, span: Span) -> Tensor:
 
 
 def take_spans(tensor: Tensor, spans: Spans) -> Tensor:
-    """The active block: a view where every axis leads, else a copy."""
+    """The active block: a view if it comes first along every axis, else a copy."""
     for dim, span in enumerate(spans):
         tensor = take_span(tensor, dim, span)
     return tensor

@@ -1,8 +1,8 @@
 """A parameter of which only one block trains.
 
-It reads as the full weight everywhere. Weighted operations (``operations.py``) send the
-gradient of the block alone to its leaf; any other operation computes the full gradient
-and passes the block's part on.
+It reads as the full weight everywhere. Weighted operations (``operations.py``) compute
+only the block's gradient and send it to the leaf; any other operation computes the full
+gradient and passes on the block's part.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Arguments = dict[str, Any]
 class How:
     """What ``partial_training`` was asked for.
 
-    ``rounds_as_torch``: whether a forward pass keeps to the plain model's bits.
+    ``rounds_as_torch``: a forward pass must equal the plain model's bit for bit.
     """
 
     is_truncated: bool = False
@@ -35,9 +35,9 @@ class How:
 
 
 OPERATIONS: dict[Any, tuple[tuple[str, ...], Callable[[Any, Arguments], Any]]] = {}
-"""Weighted operations: their arguments' names, and what runs them here.
+"""Weighted operation -> the names of its arguments, and the function that runs it here.
 
-What runs one may return NotImplemented: then the plain operation does.
+The function may return NotImplemented: then the plain operation runs.
 """
 
 
@@ -52,12 +52,12 @@ class PartialWeight(Tensor):
     spans: Spans
     how: How
     written: tuple[int, int]  # the leaf's version and memory when last written back
-    shown: Callable[[Tensor], Tensor]  # its value as it is seen from where it is used
-    path: str  # how its gradient was last computed: see ``paths`` in partial.py
+    shown: Callable[[Tensor], Tensor]  # its value, in the order that the caller sees
+    path: str  # how its gradient was last computed: see ``paths`` in context.py
 
     @staticmethod
     def of(parameter: nn.Parameter, spans: Spans, how: How) -> "PartialWeight":
-        """Stand in for ``parameter``, whose memory it shares."""
+        """A stand-in for ``parameter``, with which it shares memory."""
         full = parameter.detach()
         weight = full.as_subclass(PartialWeight)
         weight.full, weight.spans, weight.how = full, spans, how
@@ -110,7 +110,7 @@ class PartialWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func`` on full weights; weighted operations by their own kernels."""
+        """Run ``func`` on full weights, or by its own kernel if it is weighted."""
         if torch.compiler.is_compiling():
             refuse_to_compile()
         kwargs = kwargs or {}
@@ -130,15 +130,15 @@ class PartialWeight(Tensor):
 
 
 def refuse_to_compile() -> NoReturn:
-    """Say that the compiler, which would see the whole weight, must wait."""
+    """Raise the error for ``torch.compile``, which would see the whole weight."""
     raise ModelError(
         "a model in partial training cannot be compiled; leave torch.compile out, or "
         "use it outside of the context"
     )
 
 
-# The compiler does not look inside, but calls it: as ``torch.compiler.disable`` does,
-# without importing the compiler.
+# The compiler then calls the function instead of tracing it. ``torch.compiler.disable``
+# would do the same, but imports the compiler.
 refuse_to_compile._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
@@ -151,7 +151,7 @@ _OF_LEAF = {
     for name in ("grad", "requires_grad")
     for way in ("__get__", "__set__", "__delete__")
 } | {Tensor.requires_grad_}
-"""What code that looks at ``model.parameters()`` means by a parameter's gradient."""
+"""The leaf answers these, for code that reads gradients of ``model.parameters()``."""
 
 
 def _is_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -168,10 +168,10 @@ def _is_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 
 
 def refuse_to_change() -> NoReturn:
-    """Say that a weight is not changed by name."""
+    """Raise the error for a weight that is changed in place by name."""
     raise ModelError(
         "a weight in partial training cannot be changed in place by name; change the "
-        "tensors that partial_training gives, or leave the context first"
+        "tensors that partial_training yields, or leave the context first"
     )
 
 
@@ -185,7 +185,7 @@ class _Full(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # Memory of its own: the next operation may add to it, or another leaf share it.
+        # A copy: the next operation may add to it, or another leaf may share it.
         block = take_spans(grad, ctx.spans)
         return block.clone(memory_format=torch.contiguous_format), None, None
 
@@ -210,7 +210,7 @@ class Piece:
 
 
 def with_full_weights(value: Any) -> Any:
-    """The same nested value with full weights in the place of partial ones."""
+    """The same nested value with full weights instead of partial ones."""
     if isinstance(value, PartialWeight):
         return value.value()
     if isinstance(value, dict):

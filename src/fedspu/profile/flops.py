@@ -37,12 +37,13 @@ def flop_limits(
     """The products of a partial step as a share of a dense step's, in each mode.
 
     Products are those of linear layers, convolutions and attention, also where they are
-    called as functions or on bare parameters. Forward each costs F. Backward the
-    gradient of a weight costs F times the share of its entries that are active; that of
-    an input F times the share of its channels that lead back to something that trains,
-    in ``truncated`` the weight's share. A weight that is itself computed from others
-    counts in full, as does a product of two inputs, like attention's scores.
-    None if there are no products, or the model refuses values that are no numbers.
+    called as functions or on bare parameters. In the forward pass, each costs F. In the
+    backward pass, the gradient of a weight costs F times the share of its entries that
+    are active. The gradient of an input costs F times the share of its channels that
+    lead back to something that trains; in ``truncated``, F times the weight's share. A
+    weight that is itself computed from others counts in full, as does a product of two
+    inputs, like attention's scores. None if there are no products, or if the model
+    refuses NaN.
     """
     try:
         dense = _products(model, neurons, neurons.everything(), x)
@@ -59,9 +60,9 @@ def flop_limits(
 class Factor:
     """One side of a product: a parameter or an input.
 
-    ``trains`` and ``block`` are shares of a parameter's entries: of those with a
-    gradient, of those that are active. ``needed`` is the share of an input's channels
-    that lead back to something that trains.
+    ``trains`` is the share of a parameter's entries that have a gradient, ``block`` the
+    share that is active. ``needed`` is the share of an input's channels that lead back
+    to something that trains.
     """
 
     trains: float = 0.0
@@ -102,8 +103,8 @@ def _products(
 ) -> list[Product]:
     """The products of a forward pass on a copy of the model.
 
-    Active entries that train are not a number there, and so is all that depends on
-    them: by this it shows what leads back to them.
+    There, active entries that train are NaN, and so is everything that depends on
+    them: this shows what leads back to them.
     """
     model = copy.deepcopy(model)
     parameters = {}
@@ -141,7 +142,7 @@ def _in_plain_products() -> Iterator[None]:
 
 
 class _Products(TorchDispatchMode):
-    """Notes every product of a forward pass."""
+    """Records every product of a forward pass."""
 
     def __init__(self, parameters: dict[int, Factor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no hints here

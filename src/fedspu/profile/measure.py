@@ -27,10 +27,10 @@ from fedspu.streams import stream
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 TURN = 0.03
-"""Seconds of steps, about, that a setting takes before it is another one's turn."""
+"""About how many seconds a setting takes steps before it is another one's turn."""
 
 FEWEST = 3
-"""Repetitions that are made even if the patience is at an end."""
+"""At least this many repetitions are made, even if the patience has run out."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class StepSetting:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step costs, and what theory says of it.
+    """What a step costs, and what theory says about it.
 
     ``seconds`` is the median. ``flop_limit`` is a share of the dense step's products;
-    None if these cannot be told. ``paper_bytes`` is the paper's formula.
+    None if these cannot be counted. ``paper_bytes`` is the paper's formula.
     """
 
     seconds: float
@@ -74,7 +74,7 @@ class Row(Costs):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a step may cost: bytes at its peak, seconds."""
+    """What a step may cost at most: bytes at its peak, and seconds."""
 
     num_bytes: float | None = None
     seconds: float | None = None
@@ -84,8 +84,8 @@ class Budget:
 class Choice:
     """The largest p that fits a budget, and what it costs.
 
-    If ``fits`` is False none does, and this is the smallest that was tried. ``seconds``
-    is None where time was not asked for.
+    If ``fits`` is False, no p fits, and this is the smallest one that was tried.
+    ``seconds`` is None if the budget does not limit time.
     """
 
     setting: StepSetting
@@ -98,8 +98,8 @@ class Choice:
 class Profile:
     """What steps of one model cost, and how that was measured.
 
-    ``steps`` of each setting in turn, ``repetitions`` times; ``clock`` is ``cpu`` time
-    with one thread, ``wall`` time with more.
+    Settings took turns of ``steps`` steps, ``repetitions`` times; ``clock`` is ``cpu``
+    time with one thread, ``wall`` time with more.
     """
 
     dense: Costs
@@ -129,8 +129,9 @@ def profile(
     """What steps of plain SGD on ``loss(model(x), y)`` cost in each setting.
 
     Works on a copy. All settings take turns in this one process. After ``patience``
-    seconds no repetition is begun; ``watch`` is told what is going on. With a budget,
-    the largest p that fits is looked for in each mode.
+    seconds no more repetitions start, unless there are still too few; ``watch`` is
+    called with what is being done. With a budget, the largest p that fits is searched
+    for each mode and each of ``saves``.
     """
     ways = [(mode, save) for mode in modes for save in saves]
     listed = sorted(set(shares))
@@ -164,7 +165,7 @@ def profile(
 
 @dataclass(frozen=True)
 class Theory:
-    """What needs no measurement: it depends on the share, and the mode, alone."""
+    """What needs no measurement: it depends only on the share and the mode."""
 
     flop_limits: dict[Mode, float]
     paper_bytes: int
@@ -175,7 +176,7 @@ class Theory:
 
 
 class Stepper:
-    """A copy of a model with a batch, to take steps on in any setting or in none."""
+    """A copy of a model and a batch, to take steps with: in any setting, or in none."""
 
     def __init__(
         self, model: nn.Module, neurons: Neurons, x: Any, y: Any, loss: Loss
@@ -185,7 +186,7 @@ class Stepper:
 
     @contextmanager
     def training(self, setting: StepSetting | None) -> Iterator[list[Tensor]]:
-        """What trains; without a setting all of the model, as in plain PyTorch."""
+        """Yield what trains; without a setting, the whole model as in plain PyTorch."""
         if setting is None:
             yield [p for p in self.model.parameters() if p.requires_grad]
             return
@@ -199,7 +200,7 @@ class Stepper:
             yield trainable
 
     def active(self, p: float) -> Active:
-        """Random neurons, the same whenever it is called."""
+        """Random neurons, the same in every call."""
         return choose_random(self.neurons, p, stream(0, "neurons"))
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -214,14 +215,14 @@ class Stepper:
             return step_bytes(self.model, trainable, self.x, self.y, self.loss)
 
     def row(self, setting: StepSetting, seconds: float, theory: Theory) -> Row:
-        """All that a step costs; its seconds and its theory are known already."""
+        """All that a step costs, given its seconds and its theory."""
         with self.training(setting) as trainable:
             held = step_bytes(self.model, trainable, self.x, self.y, self.loss)
             taken = paths(self.model)
         return Row(seconds, held, *theory.of(setting.mode), setting, taken)
 
     def theory(self, p: float) -> Theory:
-        """What can be said of a share; FLOP limits do not depend on the batch size."""
+        """What theory says about a p; FLOP limits do not depend on the batch size."""
         active = self.active(p)
         few = self.x[:2] if isinstance(self.x, Tensor) else self.x
         return Theory(
@@ -247,13 +248,13 @@ class Stopwatch:
 
     @cached_property
     def steps(self) -> int:
-        """How many steps make a turn: more of a quick model's."""
+        """How many steps make a turn: more for a fast model."""
         return max(1, min(100, round(TURN / self.turn(None, 1))))
 
     def turn(self, setting: StepSetting | None, steps: int) -> float:
-        """Seconds of a step, after one that is not counted."""
+        """Seconds per step, after a first one that is not counted."""
         with self.stepper.training(setting) as trainable:
-            # A step of size zero costs the same, and values stay where they are.
+            # A learning rate of zero costs the same, and leaves all values as they are.
             optimizer = torch.optim.SGD(trainable, lr=0.0)
             self.stepper.step(optimizer)
             start = self.clock()
@@ -284,10 +285,10 @@ class Stopwatch:
 def largest_share(
     fits: Callable[[float], bool], shares: Iterable[float], steps: Iterable[int]
 ) -> float | None:
-    """The largest p that fits: one of ``shares``, or above it on ever finer grids.
+    """The largest p that fits: among ``shares`` first, then above it on finer grids.
 
-    ``steps`` of the grids are in hundredths. Costs need not rise with p, so every grid
-    is tried from above.
+    ``steps`` are the steps of these grids, in hundredths. Costs need not rise with p,
+    so every grid is tried from the top down.
     """
     low, high = 0.0, 1.01
     for grid in (shares, *([k / 100 for k in range(n, 101, n)] for n in steps)):
@@ -307,7 +308,7 @@ def choose(
 ) -> tuple[float, bool]:
     """The largest p within the budget and True; else the smallest tried and False.
 
-    A step is only timed where time is asked for, and where its memory fits.
+    A step is timed only if the budget limits time, and only if its memory fits.
     """
     tried = []
 
@@ -330,7 +331,7 @@ def _choice(
     way: tuple[Mode, Saves],
     known: Mapping[float, Row],
 ) -> Choice:
-    """The largest p that fits in one way; ``known`` are the rows measured so far."""
+    """The largest p that fits in one ``way``; ``known`` has the rows measured."""
 
     @cache
     def peak(p: float) -> int:

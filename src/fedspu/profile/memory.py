@@ -21,11 +21,11 @@ Loss = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Bytes of one training step, each storage once; the batch is not counted.
+    """Bytes of one training step, each storage counted once; the batch is not counted.
 
-    ``copies`` are leaves that are no part of the weights' own memory, ``saved`` is what
-    is kept from the forward for the backward pass. ``peak`` is the most that is alive
-    at any moment, temporary tensors included, as PyTorch's allocator has it.
+    ``copies`` are leaves outside of the weights' own memory, ``saved`` is what the
+    forward pass keeps for the backward pass. ``peak`` is the most that is alive at any
+    moment, temporary tensors included, according to PyTorch's allocator.
     """
 
     weights: int
@@ -54,7 +54,7 @@ def step_bytes(
     The model's weights stay as they are; its running statistics move, as in training.
     """
     trainable = list(trainable)
-    with torch._C.DisableTorchFunctionSubclass():  # a partial weight as it lies there
+    with torch._C.DisableTorchFunctionSubclass():  # a partial weight as stored
         batch = _Storages(flat_tensors((x, y)))
         weights = batch.besides(model.parameters())
         buffers = weights.besides(model.buffers())
@@ -69,11 +69,11 @@ def step_bytes(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
         value = loss(call(model, x), y)
-    kept = [box.tensor for box in boxes]  # those of dropped branches are gone
+    kept = [box.tensor for box in boxes]  # boxes of dropped branches are gone
     saved = copies.besides([*kept, *_kept_on_graph(value)])
     del kept
     value.backward()
-    # Gradients may lie where saved tensors, freed by now, have been.
+    # Gradients may lie where saved tensors, which are freed by now, used to be.
     gradients = copies.besides(t.grad for t in trainable if t.grad is not None)
     _clear(trainable)
     always = weights.num_bytes + buffers.num_bytes + copies.num_bytes
@@ -102,7 +102,7 @@ def _step(
 
 
 class _Box:
-    """A tensor that the graph keeps, and that can be watched while it does."""
+    """Holds a tensor that the graph keeps; a weak reference shows for how long."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -157,7 +157,7 @@ def _kept_on_graph(value: Tensor) -> Iterator[Tensor]:
 
 
 def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Tensors in containers and in attributes of objects; layers are left out."""
+    """Tensors in containers and in attributes of objects; layers are skipped."""
     if id(value) in seen or isinstance(value, nn.Module | type | ModuleType):
         return
     seen.add(id(value))

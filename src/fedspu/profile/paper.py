@@ -16,9 +16,9 @@ def paper_bytes(model: nn.Module, neurons: Neurons, active: Active, x: Any) -> i
     """The paper's memory footprint ("Memory footprint", Figure 5), for a batch ``x``.
 
     "The accumulated size of weights, gradients, and activations stored in the model":
-    all weights, the gradients of the active entries, and what the operations of active
-    neurons put out. It is no measurement: exact gradients need more activations than
-    these. The paper's percentages come out with a batch of one example.
+    all weights, the gradients of the active entries, and the outputs of the operations
+    of active neurons. It is not a measurement: exact gradients need more activations
+    than these. A batch of one example gives the paper's percentages.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be sliced counts in full
@@ -32,7 +32,7 @@ def paper_bytes(model: nn.Module, neurons: Neurons, active: Active, x: Any) -> i
 
 
 class _Outputs(TorchDispatchMode):
-    """Adds up the results of all operations; views and changes in place are none."""
+    """Adds up the results of all operations, except views and changes in place."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no hints here

@@ -1,6 +1,6 @@
 """What is learned: tasks by name; each has a file of its own, imported when needed.
 
-One of your own is another ``Task`` record, named as ``package.module:task``.
+A task of your own is another ``Task`` record, named as ``package.module:task``.
 """
 
 from typing import TYPE_CHECKING

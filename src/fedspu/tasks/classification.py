@@ -32,7 +32,7 @@ def _class_numbers(x: Tensor, y: Tensor) -> Tensor:
 
 
 def largest_and_one(x: Tensor, y: Tensor) -> int:
-    """As many outputs as classes, by the largest label."""
+    """One output for each class up to the largest label."""
     return int(y.max()) + 1
 
 
@@ -44,7 +44,7 @@ def _wants_scores(output: Tensor, y: Tensor, num_outputs: int) -> str | None:
         )
     if output.shape[1] < num_outputs:
         return (
-            f"the model has scores for {output.shape[1]} classes, and the labels go up "
+            f"the model has scores for {output.shape[1]} classes, but the labels go up "
             f"to {num_outputs - 1}; it needs {num_outputs} outputs"
         )
     return None
@@ -59,7 +59,7 @@ def _right(output: Tensor, y: Tensor) -> Tensor:
 
 
 def balanced(y: Tensor) -> Loss:
-    """Cross-entropy in which the classes that occur weigh equally in all."""
+    """Cross-entropy in which all classes in ``y`` have the same total weight."""
     labels = y[y != IGNORED]
     counts = torch.bincount(labels)
     weights = torch.zeros(len(counts), device=y.device)

@@ -20,9 +20,9 @@ from fedspu.tasks.task import (
 
 
 def _next_tokens(x: Tensor) -> Tensor:
-    """Each token's successor; nothing is scored at the end, and where it is padding.
+    """Each token's successor; not scored at the end of a row, or if it is padding.
 
-    Padding are tokens below 0.
+    Tokens below 0 are padding.
     """
     _refuse_pixels(x)
     after = torch.full_like(x, IGNORED)
@@ -33,7 +33,7 @@ def _next_tokens(x: Tensor) -> Tensor:
 def _refuse_pixels(x: Tensor) -> None:
     if x.dtype == torch.uint8:
         raise DataError(
-            f"x is {tuple(x.shape)} of uint8, which is taken for pixels; expected "
+            f"x is {tuple(x.shape)} of uint8, which means pixels; expected "
             "token numbers as int64"
         )
 
@@ -84,11 +84,11 @@ def _wants_tokens(output: Tensor, y: Tensor, num_outputs: int) -> str | None:
         return (
             f"the model returned {tuple(output.shape)} for two examples of "
             f"{y.shape[1]} tokens; expected (2, {y.shape[1]}, {num_outputs}): a score "
-            "for each token that may follow"
+            "for each possible next token"
         )
     if output.shape[2] < num_outputs:
         return (
-            f"the model has scores for {output.shape[2]} tokens, and the data has "
+            f"the model has scores for {output.shape[2]} tokens, but the data has "
             f"tokens up to {num_outputs - 1}; it needs {num_outputs} outputs"
         )
     return None

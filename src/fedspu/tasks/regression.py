@@ -12,7 +12,7 @@ from fedspu.tasks.task import (
 )
 
 NUM_BINS = 10
-"""Equally full bins of numbers, for dividing and stratifying."""
+"""How many equally full bins of numbers there are, to divide and stratify by."""
 
 
 def _numbers(x: Tensor, y: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def _numbers_each(x: Tensor, y: Tensor) -> int:
 
 
 def _bins(y: Tensor) -> Tensor:
-    """Equally full bins of the first number of each example."""
+    """The bin of each example by its first number; all bins are equally full."""
     first = y if y.dim() == 1 else y[:, 0]
     rank = first.argsort(stable=True).argsort(stable=True)
     return rank * NUM_BINS // len(rank)

@@ -31,7 +31,7 @@ def _pixel_classes(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _confusion(output: Tensor, y: Tensor) -> Tensor:
-    """How often each class was taken for each, flat."""
+    """The confusion matrix, flat: how often each class was predicted as each class."""
     classes = output.shape[1]
     is_scored = y != IGNORED
     pairs = y[is_scored] * classes + output.argmax(1)[is_scored]
@@ -58,7 +58,7 @@ def _wants_maps(output: Tensor, y: Tensor, num_outputs: int) -> str | None:
 
 
 def _commonest(y: Tensor) -> Tensor:
-    """The class that most scored pixels of an example have."""
+    """The most common class among the scored pixels of each example."""
     pixels = y.flatten(1)
     is_scored = pixels != IGNORED
     counts = torch.zeros(len(y), int(y.max()) + 1)

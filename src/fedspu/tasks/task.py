@@ -15,7 +15,7 @@ IGNORED = -100
 
 
 class Loss(Protocol):
-    """A loss of outputs and targets: their mean, or their ``sum``."""
+    """A loss of outputs and targets: the mean over the targets, or the ``sum``."""
 
     def __call__(
         self, output: Tensor, target: Tensor, /, *, reduction: str = "mean"
@@ -25,10 +25,10 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class Metric:
-    """How good outputs are: sums over examples, and their value in the end.
+    """How good outputs are: sums over examples, made into one number at the end.
 
-    ``measure`` gives a few sums for a batch; those of all batches are added, and
-    ``value`` makes one number of them. The name is part of the names in records:
+    ``measure`` gives a few sums for a batch; those of all batches are added up, and
+    ``value`` makes one number of them. The name is part of names in records, as in
     ``personal_accuracy``.
     """
 
@@ -40,7 +40,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Its name as people read it."""
         return titled(self.name)
 
     def show(self, value: float | None) -> str:
@@ -53,17 +53,17 @@ class Task:
     """What is learned.
 
     ``loss`` takes a model's output and the targets of a batch.
-    ``targets`` gives targets as the loss takes them, and refuses those it cannot learn
-    with a DataError; it is given the inputs too.
+    ``targets`` gives targets in the form that the loss takes, and raises a DataError
+    for those it cannot learn; it is given the inputs too.
     ``num_outputs`` says how many outputs a model needs, from all inputs and targets.
     ``check_output`` says what is wrong with an output for some targets, if anything; it
     is also given the number of outputs needed.
     ``count`` says how many targets of a batch are scored.
     ``has_classes``: targets are class numbers, from 0 upwards.
-    ``strata`` gives each example a class, to divide and to stratify by; None if there
-    is none: then examples are divided at random or by owner.
-    ``make_targets`` makes targets of inputs, for data that has none.
-    ``weigh_classes`` gives the loss in which the classes of some targets weigh equally.
+    ``strata`` gives each example a class, to divide and to stratify by; if it is None,
+    examples are divided at random or by owner.
+    ``make_targets`` makes targets from inputs, for data without targets.
+    ``weigh_classes`` gives a loss in which all classes in some targets weigh equally.
     """
 
     name: str
@@ -95,7 +95,7 @@ def check_output(task: Task, output: Any, y: Tensor, num_outputs: int) -> None:
 
 
 def sums_of(*values: Any) -> Tensor:
-    """Sums as a metric adds them up."""
+    """Sums in the form in which metrics are added up, float64."""
     return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
@@ -108,7 +108,7 @@ def dtype_of(values: Tensor) -> str:
 
 
 def refuse_negative(y: Tensor, but: int | None = None) -> None:
-    """Refuse numbers below 0, but for one that stands for nothing."""
+    """Refuse numbers below 0, except ``but``, which marks what is not scored."""
     wrong = y < 0 if but is None else (y < 0) & (y != but)
     if bool(wrong.any()):
         first = tuple(wrong.nonzero()[0].tolist())
@@ -121,7 +121,7 @@ def refuse_negative(y: Tensor, but: int | None = None) -> None:
 
 
 def refuse_unscored(y: Tensor) -> None:
-    """Refuse an example of which no target is scored."""
+    """Refuse an example without any scored target."""
     is_scored = (y != IGNORED).flatten(1).any(1)
     if not bool(is_scored.all()):
         first = int((~is_scored).nonzero()[0])

@@ -54,14 +54,14 @@ HUGE = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**31)
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "nothing; expected an idx file, which begins 00000803"),
-        (b"\0\0", "begins 0000; expected 00000803"),
-        (WHOLE[:9], "begins 00000803; expected"),
-        (b"<html>" + WHOLE, "begins 3c68746d; expected 00000803"),
-        (b"\0\0\x0d\x03" + WHOLE[4:], "begins 00000d03; expected 00000803"),
-        (b"\0\0\x08\x01" + WHOLE[4:], "begins 00000801; expected 00000803"),
-        (WHOLE[:-1], "23 numbers, then its end; expected 24"),
-        (WHOLE[:16], "0 numbers, then its end; expected 24"),
+        (b"", "is empty; expected an idx file, which begins with 00000803"),
+        (b"\0\0", "begins with 0000; expected 00000803"),
+        (WHOLE[:9], "begins with 00000803; expected"),
+        (b"<html>" + WHOLE, "begins with 3c68746d; expected 00000803"),
+        (b"\0\0\x0d\x03" + WHOLE[4:], "begins with 00000d03; expected 00000803"),
+        (b"\0\0\x08\x01" + WHOLE[4:], "begins with 00000801; expected 00000803"),
+        (WHOLE[:-1], "ends after 23 numbers; expected 24"),
+        (WHOLE[:16], "ends after 0 numbers; expected 24"),
         (WHOLE + b"x", "more than 2 x 3 x 4 numbers; expected 24"),
         (formats.idx(ARRAY[:0]), "0 x 3 x 4 numbers; expected at least one example"),
         (HUGE, "expected what fits into memory"),
@@ -99,12 +99,14 @@ def test_damage_in_a_compressed_file_is_told_by_name(
     tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "a.gz").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.gz: .*; expected .*Get the file anew$"):
+    with pytest.raises(
+        DataError, match=r"a\.gz: .*; expected .*Download the file again$"
+    ):
         idx.read(tmp_path / "a.gz", axes=3)
 
 
 def test_a_missing_file_is_told_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a: damage .*No such file"):
+    with pytest.raises(DataError, match=r"a: cannot be read .*No such file"):
         idx.read(tmp_path / "a", axes=3)
 
 
@@ -121,5 +123,5 @@ def test_nothing_there_is_nothing_found(tmp_path: Path) -> None:
 
 def test_a_part_of_the_files_is_an_error_that_names_another(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    with pytest.raises(DataError, match=r"b\.gz is missing, though a is there"):
+    with pytest.raises(DataError, match=r"b\.gz is missing, although a is there"):
         idx.find_all(tmp_path, ["a", "b"])

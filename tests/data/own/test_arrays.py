@@ -269,7 +269,7 @@ NAN[2, 1] = np.nan
 @pytest.mark.parametrize(
     ("arrays", "complaint"),
     [
-        ({"x": GREY}, "has no targets, an array y; task classification needs them"),
+        ({"x": GREY}, "has no targets .array y., but task classification needs them"),
         ({"y": LABELS}, "holds y; expected .* x .* and y"),
         ({"images": GREY, "y": LABELS}, "holds images, y; expected .* x .* and y"),
         ({}, "holds nothing; expected .* x .* and y"),

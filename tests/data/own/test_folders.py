@@ -272,11 +272,15 @@ def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_ordinary_file_is_refused(tmp_path: Path) -> None:
     folder = put(tmp_path, TWO)
     (folder / "cat" / "gone.png").symlink_to("nowhere.png")
-    with pytest.raises(DataError, match=r"gone\.png is a broken link, or no ordinary"):
+    with pytest.raises(
+        DataError, match=r"gone\.png is a broken link, or not a regular"
+    ):
         load_images(folder)
     (folder / "cat" / "gone.png").unlink()
     os.mkfifo(folder / "cat" / "pipe.png")
-    with pytest.raises(DataError, match=r"pipe\.png is a broken link, or no ordinary"):
+    with pytest.raises(
+        DataError, match=r"pipe\.png is a broken link, or not a regular"
+    ):
         load_images(folder)
 
 

@@ -222,7 +222,7 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
 
 def test_a_size_is_for_images_alone(tmp_path: Path) -> None:
     folder = saved(tmp_path, numbers("int64", [[1], [2], [3]]))
-    with pytest.raises(DataError, match="column x holds no images; expected"):
+    with pytest.raises(DataError, match="column x holds no images; a size"):
         hf.load(Path(f"{folder}@3x2"))
 
 

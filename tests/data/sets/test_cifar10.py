@@ -86,7 +86,7 @@ def test_the_official_batches_have_ten_thousand_images(
         cifar10.load(tmp_path)
     assert str(caught.value) == (
         f"{place}/data_batch_1.bin: 12,292 bytes; expected 30,730,000: 10,000 records "
-        "of 3,073. Get the file anew"
+        "of 3,073. Download the file again"
     )
 
 
@@ -214,7 +214,7 @@ def test_a_missing_batch_is_told_by_name(tmp_path: Path) -> None:
 def test_an_archive_without_a_batch_is_told(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz"):
         pass
-    with pytest.raises(DataError, match=r"tar\.gz holds no data_batch_1; get the file"):
+    with pytest.raises(DataError, match=r"tar\.gz holds no data_batch_1; download it"):
         data.load("cifar10", tmp_path)
 
 

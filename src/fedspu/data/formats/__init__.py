@@ -1,1 +1,1 @@
-"""File formats, each read by one file, and nothing in them is executed."""
+"""File formats, one module for each; nothing in a data file is ever executed."""

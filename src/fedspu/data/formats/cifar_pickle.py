@@ -1,7 +1,7 @@
-"""CIFAR-10's python batches, read without running anything that they say.
+"""CIFAR-10's python batches, read without running any code in them.
 
 A pickle is a program: it may name any function and have it called. This reader knows
-four names, those in which NumPy writes an array, and answers to them with plain records
+only the names that NumPy uses to write an array, and replaces them with plain records
 of its own; any other name is refused.
 """
 
@@ -16,7 +16,7 @@ from fedspu.errors import DataError
 
 
 class _Array:
-    """What an array would be: its state, a tuple that NumPy wrote."""
+    """Stands for an array: holds only its state, a tuple that NumPy wrote."""
 
     def __init__(self, *how: object) -> None:
         self.state: tuple[Any, ...] = ()
@@ -26,7 +26,7 @@ class _Array:
 
 
 class _Kind:
-    """What a dtype would be: its code."""
+    """Stands for a dtype: holds only its code."""
 
     def __init__(self, code: str | bytes, *how: object) -> None:
         self.code = code.decode() if isinstance(code, bytes) else code
@@ -78,7 +78,7 @@ def read_batch(
     # A damaged or hostile pickle may fail in any way at all.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else "cut short"
-        raise DataError(f"{expected}; {reason}. Get the file anew") from None
+        raise DataError(f"{expected}; {reason}. Download the file again") from None
     return pixels, labels
 
 

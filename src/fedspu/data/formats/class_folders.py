@@ -13,9 +13,9 @@ from fedspu.errors import DataError
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of every class, in the order of their names, whatever the disk's.
+    """The files of every class, sorted by name whatever their order on disk.
 
-    ``labels`` has the class of each file, ``notes`` what was left out, and why.
+    ``labels`` has the class of each file, ``notes`` say what was left out, and why.
     """
 
     classes: tuple[str, ...]
@@ -27,8 +27,8 @@ class Listing:
 def list_classes(folder: Path, suffixes: Container[str], what: str) -> Listing:
     """The files with one of ``suffixes`` in each class folder of ``folder``.
 
-    Hidden files and folders, and files with other suffixes, are left out. ``what`` is
-    a word for the files, for messages.
+    Hidden files and folders, and files with other suffixes, are left out. ``what``
+    names the files in messages.
     """
     wanted = f"expected a folder per class, with its {what} in it"
     entries = _entries(folder, wanted)
@@ -37,7 +37,7 @@ def list_classes(folder: Path, suffixes: Container[str], what: str) -> Listing:
     if len(folders) < 2:
         found = ", ".join(shown(entry.name) for entry in folders) or "none"
         raise DataError(
-            f"{shown(folder)}: class folders: {found}; {wanted}, and at least two"
+            f"{shown(folder)}: class folders: {found}; {wanted}, at least two of them"
         )
 
     files: list[Path] = []
@@ -72,15 +72,15 @@ def _is_example(entry: Path, suffixes: Container[str]) -> bool:
         return False
     if entry.is_dir():
         raise DataError(
-            f"{shown(entry)} is a folder inside a class folder; expected files alone; "
+            f"{shown(entry)} is a folder inside a class folder; expected only files; "
             "give the folder that holds the class folders"
         )
     if entry.suffix.lower() not in suffixes:
         return False
     if not entry.is_file():
         raise DataError(
-            f"{shown(entry)} is a broken link, or no ordinary file; expected a file; "
-            "mend or remove it"
+            f"{shown(entry)} is a broken link, or not a regular file; expected a file; "
+            "fix or remove it"
         )
     return True
 

@@ -1,8 +1,8 @@
-"""The idx format of MNIST and its kin: numbers of bytes in a small big-endian header.
+"""The idx format of MNIST and similar data sets: a small big-endian header, then bytes.
 
-Two zero bytes, a byte for the kind of number (8: unsigned bytes), a byte for how many
-axes there are, four bytes for the length of each axis, then the numbers. Files may be
-compressed (.gz), and may lie in a zip archive.
+A file has two zero bytes, a byte for the kind of number (8: unsigned bytes), a byte for
+the number of axes, four bytes for the length of each axis, then the numbers. Files may
+be compressed (.gz), and may be inside a zip archive.
 """
 
 import gzip
@@ -35,7 +35,7 @@ DAMAGED = (OSError, EOFError, zlib.error, BadZipFile)
 
 
 def find_all(folder: AnyFile, names: Sequence[str]) -> list[AnyFile]:
-    """The files of these names, each compressed or not; none if none is there."""
+    """The files with these names, each compressed or not; empty if none exists."""
     found: list[AnyFile] = []
     missing: list[str] = []
     for name in names:
@@ -45,7 +45,7 @@ def find_all(folder: AnyFile, names: Sequence[str]) -> list[AnyFile]:
         missing += [] if here else [name]
     if found and missing:
         raise DataError(
-            f"{folder}: {missing[0]}.gz is missing, though {found[0].name} is there; "
+            f"{folder}: {missing[0]}.gz is missing, although {found[0].name} is there; "
             "put it there too"
         )
     return found
@@ -54,7 +54,7 @@ def find_all(folder: AnyFile, names: Sequence[str]) -> list[AnyFile]:
 def read_pairs(
     files: Sequence[File], pixels: tuple[int, int], num_classes: int
 ) -> tuple[list[Bytes], NDArray[np.int64]]:
-    """The images of each pair of files, and the labels of all, every count checked.
+    """The images of each pair of files, and all labels; every count is checked.
 
     ``files`` are images, their labels, more images, their labels, and so on.
     """
@@ -78,7 +78,7 @@ def read_pairs(
 
 
 def read(file: File, axes: int) -> Bytes:
-    """The array of unsigned bytes in an idx file, which has so many axes."""
+    """The array of unsigned bytes in an idx file that must have this many axes."""
     try:
         with file.open("rb") as opened:
             if not file.name.endswith(".gz"):
@@ -86,16 +86,16 @@ def read(file: File, axes: int) -> Bytes:
             with gzip.open(opened) as plain:
                 return _read(plain, file, axes)
     except DAMAGED as error:
-        raise _unfit(file, f"damage ({error})", "a whole idx file") from None
+        raise _unfit(file, f"cannot be read ({error})", "a whole idx file") from None
 
 
 def _read(opened: _Readable, file: File, axes: int) -> Bytes:
     header = opened.read(4 + 4 * axes)
     magic = bytes([0, 0, UNSIGNED_BYTES, axes])
     if not header:
-        raise _unfit(file, "nothing", f"an idx file, which begins {magic.hex()}")
+        raise _unfit(file, "is empty", f"an idx file, which begins with {magic.hex()}")
     if header[:4] != magic or len(header) < 4 + 4 * axes:
-        raise _unfit(file, f"a file that begins {header[:4].hex()}", magic.hex())
+        raise _unfit(file, f"begins with {header[:4].hex()}", magic.hex())
     shape = struct.unpack(f">{axes}I", header[4:])
     if 0 in shape:
         raise _unfit(file, f"{_by(shape)} numbers", "at least one example")
@@ -111,7 +111,7 @@ def _read(opened: _Readable, file: File, axes: int) -> Bytes:
         flat[filled : filled + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
         filled += len(chunk)
     if filled < flat.size and not chunk:
-        raise _unfit(file, f"{filled:,} numbers, then its end", f"{flat.size:,}")
+        raise _unfit(file, f"ends after {filled:,} numbers", f"{flat.size:,}")
     if filled < flat.size or opened.read(1):
         raise _unfit(file, f"more than {_by(shape)} numbers", f"{flat.size:,}")
     return array
@@ -122,4 +122,4 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def _unfit(file: File, found: str, expected: str) -> DataError:
-    return DataError(f"{file}: {found}; expected {expected}. Get the file anew")
+    return DataError(f"{file}: {found}; expected {expected}. Download the file again")

@@ -1,4 +1,4 @@
-"""Image files as pixels. They are read by Pillow: the extra ``images``."""
+"""Image files as pixels, read by Pillow (the extra ``images``)."""
 
 import re
 import struct
@@ -14,7 +14,7 @@ from fedspu.data.files import shown
 from fedspu.errors import DataError, how_to_install
 
 RECIPE = "images, 1"
-"""Changes whenever the pixels would."""
+"""To be changed whenever ``decode`` gives other pixels: caches depend on it."""
 
 SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -35,8 +35,8 @@ def part_size(folder: Path) -> tuple[Path, Size | None]:
 def decode(content: bytes, name: str, size: Size | None = None) -> Pixels:
     """The image in the file ``name``: (1, height, width) if grey, else (3, ...).
 
-    It is turned upright where a camera says how it was held, transparency is dropped,
-    and with ``size`` it is stretched to that width and height.
+    It is turned upright if the camera recorded how it was held, transparency is
+    dropped, and with ``size`` it is stretched to that width and height.
     """
     library = _library()
     try:
@@ -46,7 +46,7 @@ def decode(content: bytes, name: str, size: Size | None = None) -> Pixels:
             upright = library.ImageOps.exif_transpose(image)
             mode = "L" if depth in ("1", "L", "LA") else "RGB"
             plain = upright.convert(mode)
-    # Damage shows as any of these, by the format and the place.
+    # Damage raises any of these, depending on the format and the place.
     except (
         OSError,
         SyntaxError,
@@ -63,9 +63,9 @@ def decode(content: bytes, name: str, size: Size | None = None) -> Pixels:
     if depth.startswith(("I", "F")):
         raise DataError(
             f"{shown(name)} has pixels of more than 8 bits ({depth}); expected 8 bits "
-            "a channel; convert it"
+            "per channel; convert it"
         )
-    if num_frames > 1 and kind != "MPO":  # a photograph with a preview
+    if num_frames > 1 and kind != "MPO":  # MPO: a photograph with a preview
         raise DataError(
             f"{shown(name)} holds {num_frames} images; expected one; save each of them "
             "as a file"
@@ -77,13 +77,13 @@ def decode(content: bytes, name: str, size: Size | None = None) -> Pixels:
 
 
 def stack(images: list[Pixels], names: list[str]) -> Pixels:
-    """Images of one size as one array; grey ones get colour if any other has it."""
+    """Images of one size as one array; grey ones become RGB if any other is."""
     for image, name in zip(images, names, strict=True):
         if image.shape[1:] != images[0].shape[1:]:
             raise DataError(
                 f"{shown(names[0])} is {_size(images[0])}, {shown(name)} is "
                 f"{_size(image)} pixels; expected images of one size; resize them, or "
-                f"put a size behind the folder, as in FOLDER@{_size(images[0])}"
+                f"put a size after the folder, as in FOLDER@{_size(images[0])}"
             )
     num_channels = max(len(image) for image in images)
     return np.stack([np.repeat(i, num_channels // len(i), axis=0) for i in images])
@@ -95,7 +95,7 @@ def _size(image: Pixels) -> str:
 
 def _reason(error: Exception) -> str:
     if type(error).__name__ == "UnidentifiedImageError":
-        return "no known image format"  # Pillow's own words name a place in memory
+        return "no known image format"  # Pillow's own words show a memory address
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -1,14 +1,16 @@
 """A second of sound as a picture of 32x32 bytes: its log-mel spectrogram.
 
-The paper's code reads ready 32x32 inputs and does not say how they were made; this
+The paper's code reads ready-made 32x32 inputs and does not say how they were made; this
 recipe is ours:
 
 1. cut the wave, or fill it up with silence, to 16,000 samples (a second);
 2. reflect 512 samples at each end, and take 32 frames of 1,024 samples, 512 apart,
    each under a Hann window;
 3. take the power spectrum of each frame, and sum it under 32 triangles whose corners
-   are even on the mel scale (HTK's: 2595 log10(1 + f/700)) from 20 to 8,000 Hz;
-4. as decibels, 10 log10(max(power, 1e-8)), from -80 to 40 dB onto the bytes 0 to 255.
+   are evenly spaced on the mel scale (HTK's: 2595 log10(1 + f/700)) from 20 to 8,000
+   Hz;
+4. convert that to decibels, 10 log10(max(power, 1e-8)), and map -80 to 40 dB onto the
+   bytes 0 to 255.
 
 Rows are mel bands from low to high, columns are frames in time.
 """
@@ -23,10 +25,10 @@ from fedspu.data.dataset import Scaling
 from fedspu.data.formats.sound import RATE, decode
 
 RECIPE = "log-mel 32x32, 1"
-"""Changes whenever the bytes would."""
+"""To be changed whenever ``log_mel`` gives other bytes: caches depend on it."""
 
 SCALING = Scaling(mean=(0.5,), deviation=(0.5,))
-"""As in the paper's code: of 255, then (x - .5)/.5."""
+"""As in the paper's code: x / 255, then (x - 0.5) / 0.5."""
 
 NUM_SAMPLES = 16_000
 NUM_FRAMES = 32

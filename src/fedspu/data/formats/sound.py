@@ -1,6 +1,6 @@
 """Sound files, WAV and FLAC, as waves of one channel at 16 kHz.
 
-They are read by the soundfile library, which brings libsndfile: the extra ``audio``.
+They are read by the soundfile library, which includes libsndfile: the extra ``audio``.
 """
 
 from io import BytesIO
@@ -17,7 +17,7 @@ from fedspu.errors import DataError, how_to_install
 RATE = 16_000
 
 FORMATS = {".wav": ("WAV", "WAVEX", "RF64"), ".flac": ("FLAC",)}
-"""How a sound file is called -> what libsndfile may find in it."""
+"""A sound file's suffix -> the formats that libsndfile may find in it."""
 
 LOWEST_RATE, HIGHEST_RATE = 1_000, 1_000_000  # beyond these a header is damaged
 
@@ -27,8 +27,7 @@ Wave = NDArray[np.float64]
 def decode(content: bytes, name: str, seconds: float) -> Wave:
     """The first ``seconds`` of the sound file ``name``, or all of a shorter one.
 
-    Whole numbers of any width are brought to -1 to 1, floats are kept, channels are
-    averaged.
+    Integers of any width are scaled to -1 to 1, floats are kept, channels are averaged.
     """
     _refuse_cut_wav(content, name)
     soundfile = _library()
@@ -44,8 +43,8 @@ def decode(content: bytes, name: str, seconds: float) -> Wave:
     expected = FORMATS[Path(name).suffix.lower()]
     if kind not in expected:
         raise DataError(
-            f"{shown(name)} holds {kind} sound; expected {expected[0]}; give it its "
-            "true suffix, or convert it"
+            f"{shown(name)} holds {kind} sound; expected {expected[0]}; give it the "
+            "right suffix, or convert it"
         )
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise _broken(name, f"has {rate} samples a second")
@@ -61,12 +60,12 @@ def decode(content: bytes, name: str, seconds: float) -> Wave:
 def resample(wave: Wave, rate: int) -> Wave:
     """A wave of ``rate`` samples a second as one of 16,000.
 
-    Its Fourier series is cut at the lower of the two Nyquist frequencies, or goes on
-    with zeros; silence behind it keeps its end from running into its start.
+    Its Fourier series is cut at the lower of the two Nyquist frequencies, or continued
+    with zeros; silence added at the end keeps it from wrapping around to the start.
     """
     if rate == RATE:
         return wave
-    step = rate // gcd(rate, RATE)  # so many samples become a whole number of ours
+    step = rate // gcd(rate, RATE)  # this many samples become a whole number of ours
     before = step * ceil((len(wave) + rate) / step)
     after = before * RATE // rate
     spectrum = np.fft.rfft(wave, before)
@@ -77,7 +76,7 @@ def resample(wave: Wave, rate: int) -> Wave:
 
 
 def _refuse_cut_wav(content: bytes, name: str) -> None:
-    """Raise a DataError for a WAV file that ends early; libsndfile does not tell."""
+    """Raise a DataError for a WAV file that ends early; libsndfile does not notice."""
     size = int.from_bytes(content[4:8], "little") + 8
     is_open_ended = content[4:8] == b"\xff" * 4  # the writer did not know the size
     if content[:4] == b"RIFF" and not is_open_ended and size > len(content):
@@ -93,7 +92,7 @@ def _broken(name: str, found: str) -> DataError:
 def _library() -> ModuleType:
     try:
         import soundfile
-    except (ImportError, OSError):  # OSError: without its libsndfile
+    except (ImportError, OSError):  # OSError: libsndfile is missing
         raise DataError(
             "reading sound needs the soundfile library; install it with: "
             f"{how_to_install('audio')}"

@@ -1,7 +1,7 @@
 """The user's own examples: arrays x and y, from an .npz file or from memory.
 
-A third array, ``client``, may say whose each example is. Without y, a task may make
-targets of x: in language modelling, the next tokens.
+A third array, ``client``, may say who each example is from. Without y, a task may make
+targets from x: in language modelling, the next tokens.
 """
 
 import warnings
@@ -41,7 +41,7 @@ def load(file: Path) -> Dataset:
             x = arrays["x"]
             y = arrays["y"] if "y" in arrays.files else None
             owners = arrays["client"] if "client" in arrays.files else None
-    # Object arrays are a ValueError, damage is any of the others.
+    # Object arrays raise a ValueError, damage raises any of the others.
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read ({error}); {WANTED}") from None
     return from_arrays(x, y, name=str(file), owners=owners)
@@ -53,14 +53,14 @@ def from_arrays(
     name: str = FROM_MEMORY,
     owners: ArrayLike | Tensor | None = None,
 ) -> Dataset:
-    """The data set of arrays or tensors held in memory; a task has yet to look at it.
+    """A data set of arrays or tensors in memory, not yet checked against a task.
 
-    In ``x``, uint8 is taken for pixels, to be divided by 255 when they are taken (grey
-    images get a channel axis); it is not copied, so that it may be a memory-mapped file
-    of any size. Other integers are taken for tokens, floats for ready inputs. Token
-    sequences of unequal lengths, as a list, are padded at their ends. ``y`` are whole
-    numbers or floats; None if there are none. ``owners``, names or whole numbers, say
-    whose each example is; they are kept as 0, 1, … in sorted order.
+    In ``x``, uint8 means pixels, which ``Dataset.take`` divides by 255 (grey images get
+    a channel axis); it is not copied, so it may be a memory-mapped file of any size.
+    Other integers mean tokens, and floats are used as they are. Token sequences of
+    unequal lengths, given as a list, are padded at their ends. ``y`` holds whole
+    numbers or floats, or is None. ``owners``, names or whole numbers, say who each
+    example is from; they are stored as 0, 1, … in sorted order.
     """
     padding = -1 if y is None else 0
     examples = _examples(_array(_padded(x, padding, name, "x")), name)
@@ -76,7 +76,7 @@ def from_arrays(
 
 
 def _padded(values: Any, padding: int, name: str, what: str) -> Any:
-    """Token sequences of unequal lengths as rows of one length; the rest as it is."""
+    """Token sequences padded to rows of one length; other values unchanged."""
     if not isinstance(values, list | tuple) or len(values) == 0:
         return values
     rows = [_array(value) for value in values]
@@ -99,7 +99,7 @@ def _padded(values: Any, padding: int, name: str, what: str) -> Any:
 def _array(values: ArrayLike | Tensor) -> NDArray[np.generic]:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
-        # NumPy knows no bfloat16, and x ends as float32 anyway.
+        # NumPy has no bfloat16, and x becomes float32 anyway.
         values = values.float() if values.is_floating_point() else values
         return np.asarray(values.numpy())
     return np.asarray(values)
@@ -111,16 +111,15 @@ def _examples(x: NDArray[np.generic], name: str) -> Tensor:
             f"{name}: x has shape {x.shape}; expected one row per example, (n, ...)"
         )
     if x.dtype == np.uint8:
-        with (
-            warnings.catch_warnings()
-        ):  # of arrays that must not be written to; none is
+        # Torch warns about read-only arrays, but nothing writes to this one.
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             pixels = torch.from_numpy(x)
         return pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
     if np.issubdtype(x.dtype, np.integer):
         return torch.from_numpy(x.astype(np.int64))
     if np.issubdtype(x.dtype, np.floating):
-        with np.errstate(over="ignore"):  # what float32 cannot hold, check() reports
+        with np.errstate(over="ignore"):  # with_targets refuses what overflowed
             return torch.from_numpy(x.astype(np.float32))
     raise DataError(
         f"{name}: x holds {x.dtype}; expected uint8 pixels, integer tokens or floats"

@@ -16,7 +16,7 @@ from fedspu.data.formats.class_folders import Listing, list_classes
 def load_images(folder: Path) -> Dataset:
     """The images of a folder, as bytes; they must be of one size.
 
-    Behind the folder may stand a size, as in FOLDER@64x48: all are stretched to it.
+    A size may follow the folder, as in FOLDER@64x48: all images are stretched to it.
     """
     folder, size = image.part_size(folder)
     listing = list_classes(folder, image.SUFFIXES, "images")

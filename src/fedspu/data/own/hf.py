@@ -1,9 +1,9 @@
 """A data set that Hugging Face ``datasets`` saved with ``save_to_disk``.
 
 It is read by that library: the extra ``hf``. All its splits are joined, since every
-client makes its own. One column is the label, one the input: an image, or an array of
-bytes, of whole numbers (tokens) or of floats, equally large in every row. A column
-``client``, if there is one, says whose each row is.
+client makes its own. One column is the label and one the input: an image, or an array
+of bytes, of whole numbers (tokens) or of floats, with the same shape in every row. A
+column ``client``, if there is one, says who each row is from.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from fedspu.data.formats import image
 from fedspu.errors import DataError, how_to_install
 
 RECIPE = "hf, 1"
-"""Changes whenever the arrays would."""
+"""To be changed whenever ``_decode`` gives other arrays: caches depend on it."""
 
 LABELS = ("label", "labels", "y")
 INPUTS = ("image", "img", "x", "input_ids", "pixel_values")
-"""The columns that are taken where several could be, first choice first."""
+"""The columns to choose if several fit, in order of preference."""
 
 WANTED = "expected a folder that save_to_disk of Hugging Face datasets wrote"
 
 
 def load(folder: Path) -> Dataset:
-    """The rows of a saved data set; images may have a size behind, FOLDER@64x48."""
+    """The rows of a saved data set; FOLDER@64x48 stretches its images to that size."""
     folder, size = image.part_size(folder)
     if not any((folder / n).is_file() for n in ("state.json", "dataset_dict.json")):
         raise DataError(f"{shown(folder)} holds no saved data set; {WANTED}")
@@ -60,8 +60,8 @@ def _decode(folder: Path, size: image.Size | None) -> Arrays:
         arrays["x"] = _numbers(table, column, folder)
     else:
         raise DataError(
-            f"{shown(folder)}: column {column} holds no images; expected images where "
-            "a size stands behind the folder; leave it out"
+            f"{shown(folder)}: column {column} holds no images; a size after the "
+            "folder is only for images; leave it out"
         )
     if hasattr(table.features[label], "names"):
         arrays["classes"] = np.array(table.features[label].names)
@@ -103,7 +103,7 @@ def _open(library: ModuleType, folder: Path) -> Any:
 def _choose(
     table: Any, folder: Path, preferred: Sequence[str], fits: Any, what: str
 ) -> str:
-    """The one column that fits, or the first preferred of several."""
+    """The one column that fits, or the most preferred of several."""
     fitting = [name for name in table.features if fits(name, table.features[name])]
     chosen = [name for name in preferred if name in fitting][:1] or fitting
     if len(chosen) != 1:
@@ -170,7 +170,7 @@ def _numbers(table: Any, column: str, folder: Path) -> NDArray[Any]:
     held = _leaf(table.features[column])
     if held.startswith("float"):
         return values.astype(np.float32)
-    if not np.issubdtype(values.dtype, np.integer):  # gaps make them floats
+    if not np.issubdtype(values.dtype, np.integer):  # missing ones make floats
         raise DataError(f"{name} has missing values; fill them, and save it again")
     return values.astype(np.uint8 if held == "uint8" else np.int64)
 

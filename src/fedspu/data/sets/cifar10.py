@@ -2,7 +2,7 @@
 
 A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; the
 paper's second data set. The paper counts 50,000 images: the five training batches. The
-test batch is left alone, as each client has a test part of its own. The checksum is the
+test batch is not used, as each client has a test part of its own. The checksum is the
 one that TensorFlow Datasets publishes.
 
 Pixels are scaled as in the paper's code: x / 255, then (x - 0.5) / 0.5.
@@ -89,7 +89,7 @@ def _decode(files: list[Path]) -> Arrays:
     batches = dict(_in_archive(files[0]) if is_archive else _in_folder(files))
     missing = [name for name in NAMES if name not in batches]
     if missing:
-        raise DataError(f"{files[0]} holds no {missing[0]}; get the file anew")
+        raise DataError(f"{files[0]} holds no {missing[0]}; download it again")
     pixels = np.concatenate([batches[name][0] for name in NAMES])
     labels = np.concatenate([batches[name][1] for name in NAMES])
     return {"x": pixels.reshape(-1, *IMAGE), "y": labels}
@@ -116,10 +116,11 @@ def _in_archive(archive: Path) -> Iterator[tuple[str, Batch]]:
                 content = members.extractfile(member) if name.stem in NAMES else None
                 if content is not None:
                     yield name.stem, _read(content, archive / name)
-            stream.read()  # to the end, where gzip compares its checksum
+            stream.read()  # to the end, where gzip verifies its checksum
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"{archive}: damaged ({error}); expected a whole archive. Get the file anew"
+            f"{archive}: damaged ({error}); expected a whole archive. Download the "
+            "file again"
         ) from None
 
 
@@ -150,4 +151,4 @@ def _read_binary(opened: IO[bytes], file: PurePath) -> Batch:
 
 
 def _unfit(file: PurePath, found: str, expected: str) -> DataError:
-    return DataError(f"{file}: {found}; expected {expected}. Get the file anew")
+    return DataError(f"{file}: {found}; expected {expected}. Download the file again")

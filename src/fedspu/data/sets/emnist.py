@@ -7,7 +7,7 @@ part of its own. The checksum is the one that TensorFlow Datasets publishes.
 
 Pixels are scaled to 0 to 1. The released code of the paper takes the numbers in its own
 files as they are and does not say how they were made; a batch norm follows the first
-convolution, so that their scale hardly matters.
+convolution, so their scale hardly matters.
 """
 
 from collections.abc import Sequence
@@ -84,17 +84,18 @@ def _decode(files: list[Path]) -> Arrays:
             folder = root / "gzip" if (root / "gzip").is_dir() else root
             members = idx.find_all(folder, FILES)
             if not members:
-                raise DataError(f"{archive} holds no {FILES[0]}.gz; get the file anew")
+                raise DataError(f"{archive} holds no {FILES[0]}.gz; download it again")
             return _arrays(members)
-    except (BadZipFile, OSError, RuntimeError) as error:  # the last: it is encrypted
+    except (BadZipFile, OSError, RuntimeError) as error:  # the last: encrypted
         raise DataError(
-            f"{archive}: damaged ({error}); expected {DOWNLOADS[0]}. Get the file anew"
+            f"{archive}: damaged ({error}); expected {DOWNLOADS[0]}. Download the file "
+            "again"
         ) from None
 
 
 def _arrays(files: Sequence[idx.File]) -> Arrays:
     images, labels = idx.read_pairs(files, PIXELS, len(CLASSES))
-    # The files hold each image with its rows for columns.
+    # The files hold each image transposed, with rows and columns swapped.
     upright = np.empty((len(labels), 1, *PIXELS), dtype=np.uint8)
     np.concatenate([part.transpose(0, 2, 1) for part in images], out=upright[:, 0])
     return {"x": upright, "y": labels}

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 70,000 grey images of clothing, 28x28 pixels, in MNIST's form.
+"""Fashion-MNIST: 70,000 grey images of clothing, 28x28 pixels, in MNIST's format.
 
 H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST", arXiv:1708.07747. It is not in the
 paper. Checksums are those that TensorFlow Datasets publishes.
@@ -13,7 +13,7 @@ from fedspu.data.sets.mnist import find_files, read_files
 
 NAME = "fashion-mnist"
 DEBIAN = "/usr/share/datasets/fashion-mnist"
-"""Where Debian's package dataset-fashion-mnist puts the same images, packed anew."""
+"""Where Debian's package dataset-fashion-mnist puts the same images, repacked."""
 
 PLACES = ("FashionMNIST/raw", "FashionMNIST", DEBIAN)
 CLASSES = (

@@ -69,7 +69,7 @@ def load(folder: Path | None) -> Dataset:
 
 
 def find_files(name: str, folder: Path | None, others: Iterable[str]) -> list[Path]:
-    """The four files of a data set in MNIST's form; none if it is not here."""
+    """The four files of a data set in MNIST's format; none if it is not here."""
     for place in places(name, folder, others):
         if files := idx.find_all(place, FILES):
             return files
@@ -77,7 +77,7 @@ def find_files(name: str, folder: Path | None, others: Iterable[str]) -> list[Pa
 
 
 def read_files(name: str, files: list[Path]) -> Dataset:
-    """The images as bytes; scaled to 0 to 1 as they are taken, like EMNIST's."""
+    """The images as bytes, which ``Dataset.take`` scales to 0 to 1, like EMNIST's."""
     arrays = cached(name, RECIPE, files, partial(_decode, files))
     return Dataset(
         name=name,

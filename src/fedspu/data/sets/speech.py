@@ -1,4 +1,4 @@
-"""Google Speech Commands, version 2: 105,829 spoken words, 35 of them, 2,618 speakers.
+"""Google Speech Commands, version 2: 105,829 clips of 35 words by 2,618 speakers.
 
 P. Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition", 2018,
 https://arxiv.org/abs/1804.03209, CC BY 4.0. A clip is a WAV file of at most a second,
@@ -43,12 +43,12 @@ WORDS = (
 )
 NOISE = "_background_noise_"  # long recordings without words
 Clip = tuple[str, str, bytes]
-"""Its folder, the name of its file, and what is in it."""
+"""Its folder, the name of its file, and the file's bytes."""
 
 
 def find(folder: Path | None) -> list[Path]:
-    """What the archive unpacks to, or else the archive; nothing if neither is here."""
-    for place in places("speech", folder, ["SpeechCommands"]):  # as torchaudio has it
+    """The unpacked folder, or else the archive; empty if neither is here."""
+    for place in places("speech", folder, ["SpeechCommands"]):  # torchaudio's
         for unpacked in (place / UNPACKED, place):
             if any((unpacked / word).is_dir() for word in WORDS):
                 return [unpacked]
@@ -105,7 +105,7 @@ def _in_archive(archive: Path) -> Iterator[Clip]:
                 is_hidden = path.name.startswith(".")
                 if content is not None and path.suffix in FORMATS and not is_hidden:
                     yield path.parent.name, path.name, content.read()
-            stream.read()  # to the end, where gzip compares its checksum
+            stream.read()  # to the end, where gzip verifies its checksum
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(
             f"{shown(archive)} cannot be read ({error}); expected the official "
@@ -137,8 +137,8 @@ def _decode(source: Path, files: list[Path]) -> Arrays:
     if missing:
         raise DataError(
             f"{shown(source)}: {len(missing)} of the 35 words have no clips "
-            f"({', '.join(missing)}); expected version 2 of the data set; for a choice "
-            "of words use sounds:FOLDER"
+            f"({', '.join(missing)}); expected version 2 of the data set; for some of "
+            "the words use sounds:FOLDER"
         )
     order = np.argsort(names)
     return {

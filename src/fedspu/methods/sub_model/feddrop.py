@@ -3,11 +3,12 @@
 Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource
 Requirements", 2018; "Random Dropout" in the FedSPU paper. The server sends random
 neurons of every layer as a dense, smaller model; the client trains that, and the server
-averages what was trained. Nobody has a model of its own.
+averages what was trained. No client has a model of its own.
 
 Taken from the paper: all of that. Left out: its compression of what is sent. Assumed: a
-client's p is its capacity (there, one p for all), each client draws its own neurons,
-and activations are not scaled up in the smaller model, of which the paper says nothing.
+client's p is its capacity (the paper has one p for all), each client draws its own
+neurons, and activations are not scaled up in the smaller model, as the paper does not
+mention that.
 """
 
 from fedspu.methods.method import ClientRound, Method, Offer, random_neurons

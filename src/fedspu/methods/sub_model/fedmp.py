@@ -1,9 +1,9 @@
 """FedMP: a client keeps the neurons with the largest weights, by their l1 norm.
 
 Jiang et al., "FedMP: Federated Learning through Adaptive Model Pruning in Heterogeneous
-Edge Computing", ICDE 2022, as the FedSPU paper compares with it: pruned once, by
-client, to the capacity of each. In the original the server prunes, by a ratio that a
-bandit chooses from round times, and adds back what it had cut off before it averages.
+Edge Computing", ICDE 2022, as the FedSPU paper compares with it: each client prunes
+once, to its own capacity. In the original the server prunes, by a ratio that a bandit
+chooses from round times; before it averages, it adds back what it had cut off.
 """
 
 from functools import partial

@@ -2,12 +2,12 @@
 
 Alam, Liu, Yan and Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling
 Sub-Model Extraction", NeurIPS 2022. In round t a client of capacity p trains the
-neurons t - 1, t, … of every layer, floor(p n) of them, and those past the last one from
-the beginning: every neuron is trained equally often. Nobody has a model of its own.
+neurons t - 1, t, … of every layer, floor(p n) of them, and wraps around after the last
+one, so every neuron is trained equally often. No client has a model of its own.
 
-Taken from the paper: all of that, with one step in each round. Assumed: a client's p is
-its capacity; clients are judged by the global model, as in federated dropout, since no
-slice of it is theirs.
+Taken from the paper: all of that; the neurons move one step each round. Assumed: a
+client's p is its capacity; clients are judged by the global model, as in federated
+dropout, since no slice of it is theirs.
 """
 
 import torch
@@ -18,7 +18,7 @@ from fedspu.neurons.slim import slimmable
 
 
 def rolling_sub_model(now: ClientRound) -> Offer:
-    """Neighbouring neurons of every layer, from one further in each round."""
+    """Neighbouring neurons of every layer, starting one further each round."""
     active = {
         group.name: (
             (now.round - 1 + torch.arange(num_active(now.capacity, group.size)))

@@ -6,7 +6,7 @@ clients start with a small sub-model and gradually expand it", from p = .25 to .
 whatever their capacity. The original goes the other way: it starts with all parameters
 shared, and the most changed ones turn personal, entry by entry.
 
-Assumed, as nothing is said of it: p grows evenly with the rounds; a client scores its
+Assumed, as the paper does not say: p grows evenly with the rounds; a client scores its
 neurons anew, from the whole global model, whenever its p asks for more of them than it
 has; it keeps those it has and adds the top-scored of the others.
 """

@@ -5,17 +5,17 @@ with Ordered Dropout", NeurIPS 2021. In each batch a client draws a width p, uni
 from the capacities in the federation up to its own, and trains the slice of that width;
 batch norms have statistics for each width, and share their weights. With
 ``method.distillation`` the client's full width learns from the labels in every batch,
-and the drawn slice from what the full width answers, both gradients added.
+and the drawn slice learns from the full width's outputs; both gradients are added.
 
 Taken from the authors' implementation (Flower's baseline): one width for all layers,
-the uniform choice, statistics per width, the soft targets. An entry's average over the
-clients that hold it is their average nested by width. Assumed: floor, where they round
-up, as everywhere in fedspu; the training loss reported is the one by labels. A drawn
-slice of full width is not distilled from itself: that gradient is zero. Outside the
-drawn slice the gradient is zero too, so momentum and weight decay still move it, as in
-their code. Statistics travel for all widths up to the client's, each with all of the
-channels that the client has. Norms of other kinds than PyTorch's own batch norms share
-their statistics.
+the uniform choice, statistics per width, the soft targets. Averaging an
+entry over the clients that hold it is the same as their average nested by width.
+Assumed: p n is rounded down, as everywhere in fedspu, where they round up; the training
+loss reported is the one on labels. A drawn slice of full width is not distilled from
+itself: that gradient is zero. Outside the drawn slice the gradient is zero too, but
+momentum and weight decay still move the weights there, as in their code. Statistics
+travel for all widths up to the client's, each with all of the channels that the client
+has. Norms other than PyTorch's own batch norms share their statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 WIDTHS = "(widths)"
-"""The group of the rows that batch norms have for each width."""
+"""The group of batch norms' rows, one for each width."""
 
 
 def first_neurons(
@@ -86,7 +86,7 @@ def offer_first(now: ClientRound) -> Offer:
 class NormPerWidth(nn.Module):
     """A batch norm with statistics for each width, one row each, and shared weights.
 
-    It is judged by the last of its widths; what trains are plain norms (``plain``).
+    It is judged at its last width; to train, plain norms replace it (``plain``).
     """
 
     running_mean: Tensor
@@ -108,7 +108,7 @@ class NormPerWidth(nn.Module):
         return F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps)
 
     def plain(self) -> BatchNorm:
-        """The same norm at its full width, with no others."""
+        """A plain batch norm: this one at its full width."""
         width = self.running_mean.shape[1]
         has_weights = self.weight is not None
         norm = self.kind(width, self.eps, self.momentum, affine=has_weights)
@@ -156,7 +156,7 @@ def norms_per_width(
 
 
 def _replace(model: nn.Module, layers: Mapping[nn.Module, Any]) -> None:
-    """Put layers in the place of others, wherever those are used."""
+    """Replace layers by others, wherever they are used."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is not None and child in layers:
@@ -165,7 +165,7 @@ def _replace(model: nn.Module, layers: Mapping[nn.Module, Any]) -> None:
 
 @dataclass(frozen=True)
 class Slice:
-    """A client's model at one width, with plain norms, and where it lies in it."""
+    """A client's model at one width, with plain norms, and its place in the model."""
 
     model: nn.Module
     where: Blocks
@@ -189,7 +189,7 @@ class Slice:
 
     @contextmanager
     def training(self, settings: TrainSettings) -> Iterator[list[Tensor]]:
-        """Train all of the slice, by the same steps as any model."""
+        """Inside, all of the slice trains, by the same steps as any model."""
         table = Neurons(groups=(), shapes={})
         with partial_training(
             self.model.train(), table, {}, settings.gradient, saves=settings.saves
@@ -198,7 +198,7 @@ class Slice:
 
 
 def ordered_epochs(turn: Turn, local: LocalTraining, distills: bool) -> Trained:
-    """Local epochs in which every batch trains a slice of a width of its own."""
+    """Local epochs in which a width is drawn for each batch, and that slice trains."""
     now, settings = turn.now, local.settings
     if len(now.capacities) == 1:
         return local_epochs(turn, local)
@@ -225,7 +225,7 @@ def ordered_epochs(turn: Turn, local: LocalTraining, distills: bool) -> Trained:
 def _backward(
     chosen: Slice, widest: Slice, x: Tensor, y: Tensor, loss_of: Loss, distills: bool
 ) -> Tensor:
-    """Leave the gradient of one batch in the widest slice; the loss by labels."""
+    """Leave a batch's gradient in the widest slice; return the loss on labels."""
     if chosen is widest or distills:
         scores = widest.model(x)
         by_labels = loss_of(scores, y)
@@ -253,7 +253,7 @@ def _backward(
 
 
 def _write_back(model: nn.Module, slices: Sequence[Slice]) -> None:
-    """Weights of the widest slice, and each one's statistics, into the model."""
+    """Copy the widest slice's weights and all slices' statistics into the model."""
     trained = slices[-1].model.named_parameters()
     load_state(model, {name: values.detach() for name, values in trained})
     for row, each in enumerate(slices):
@@ -265,7 +265,7 @@ def _write_back(model: nn.Module, slices: Sequence[Slice]) -> None:
 
 
 def fjord_original(options: FjordOptions) -> Method:
-    """Ordered dropout, maybe with distillation."""
+    """Ordered dropout, with distillation if asked."""
     distills = options.distillation
     return replace(
         fjord,
@@ -279,6 +279,6 @@ def fjord_original(options: FjordOptions) -> Method:
         offer=offer_first,
         train=partial(ordered_epochs, distills=distills),
         remodel=norms_per_width,
-        # Answers of the full width are made into shares of classes.
+        # Distillation turns outputs of the full width into class probabilities.
         tasks=frozenset({"classification"}) if distills else None,
     )

@@ -1,8 +1,8 @@
 """Hermes: a client keeps the neurons with the largest weights, by their l2 norm.
 
 Li et al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile
-Clients", MobiCom 2021, as the FedSPU paper compares with it: pruned once, by client,
-to the capacity of each. The original prunes step by step when the validation accuracy
+Clients", MobiCom 2021, as the FedSPU paper compares with it: each client prunes
+once, to its own capacity. The original prunes step by step when the validation accuracy
 allows, and averages only what sub-networks share; no code of its authors was found.
 """
 

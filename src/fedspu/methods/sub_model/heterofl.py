@@ -1,24 +1,25 @@
 """HeteroFL: the first neurons of every layer, averaged over the clients that hold them.
 
 Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated
-Learning for Heterogeneous Clients", ICLR 2021. Not in the FedSPU paper; the original
-reading alone. A client of capacity p trains the first neurons of every layer, and
+Learning for Heterogeneous Clients", ICLR 2021. It is not in the FedSPU paper, so
+there is only the original reading. A client of capacity p trains the first neurons of
+every layer, and
 
-- divides what its hidden layers give by p while it trains (the Scaler), so that what
-  they pass on has the size it has in the full model;
-- leaves the scores of labels it has no example of out of its loss (they count as zero),
-  trains no output row of theirs, and returns none;
+- divides the outputs of its hidden layers by p while it trains (the Scaler), so that
+  they are as large as in the full model;
+- leaves labels of which it has no example out of its loss (their scores count as zero),
+  and neither trains nor returns their output rows;
 - has norms without running statistics: they are computed on the client's own training
   examples when a model is judged.
 
-The server's average is over clients, not examples.
+The server's average gives every client the same weight, however many examples it has.
 
-Taken from the paper and its authors' code: all of that. Assumed: floor(p n) neurons,
-where they round up, as everywhere in fedspu; so the Scaler divides by the fraction of
-a layer's neurons that is left, which is p in their networks; capacities are fixed;
-statistics are computed as the model is judged, so without the Scaler, in one pass. Only
-convolutions, linear layers and embeddings are scaled. All of the output layer is
-trained and returned where a model's output is not that of a linear layer.
+Taken from the paper and its authors' code: all of that. Assumed: floor(p n) neurons, as
+everywhere in fedspu, where they round up; so the Scaler divides by the fraction of a
+layer's neurons that is left, which is p in their networks; capacities are fixed; norm
+statistics are computed in one pass and, like judging, without the Scaler. Only
+convolutions, linear layers and embeddings are scaled. Where a model's output does not
+come from a linear layer, all of the output layer is trained and returned.
 """
 
 from collections.abc import Callable, Iterator
@@ -85,7 +86,7 @@ def with_output_rows(
 
 
 def its_own_labels(turn: Turn) -> Active:
-    """What the client was sent, of the output only the rows of labels it has."""
+    """What the client was sent; of the output, only the rows of labels it has."""
     active = dict(first_neurons(turn.now).active)
     if LABELS in active:
         active[LABELS] = turn.y.unique().cpu()
@@ -111,7 +112,7 @@ def scaled_epochs(turn: Turn, local: LocalTraining) -> Trained:
 
 @contextmanager
 def _scaled(full: Neurons, local: LocalTraining) -> Iterator[None]:
-    """Inside, hidden layers give more, by as much as they have fewer neurons."""
+    """Inside, outputs of hidden layers are scaled up by full size / slim size."""
     sizes = {group.name: group.size for group in full.groups}
     parts: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for group in local.neurons.groups:
@@ -169,7 +170,7 @@ def static_statistics(local: LocalTraining, which: Which) -> None:
 
 
 def statistics_of_norms(neurons: Neurons) -> frozenset[str]:
-    """Running statistics stay where they are; each client computes its own."""
+    """Running statistics do not travel; each client computes its own."""
     return neurons.statistics
 
 

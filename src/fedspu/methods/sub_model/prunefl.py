@@ -1,9 +1,9 @@
 """PruneFL: a client keeps the neurons with the largest gradients, by their l2 norm.
 
 Jiang et al., "Model Pruning Enables Efficient Federated Learning on Edge Devices",
-TNNLS 2022, as the FedSPU paper compares with it: whole neurons, pruned once, by client,
-to the capacity of each. The original prunes single weights, by one mask for all clients
-that is reconfigured as training goes on, by gain in loss per time.
+TNNLS 2022, as the FedSPU paper compares with it: each client prunes whole neurons,
+once, to its own capacity. The original prunes single weights, by one mask for all
+clients, which is reconfigured during training by the gain in loss per time.
 
 Assumed: the gradient of a weight is summed over the batches of the scoring epoch, as
 the original accumulates it, and the norm is taken of the sums.

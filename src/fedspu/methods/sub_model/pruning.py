@@ -2,10 +2,10 @@
 
 At its first participation a client gets the whole model and trains it for one epoch, on
 its own examples and in a random stream of its own. That only scores the neurons: the
-weights it ends with are thrown away, its time and memory are counted. The client cuts
-what it was sent to the top-scored fraction p of every layer, trains that slim model as
-usual, and returns it. From then on it is sent only those neurons. A client that keeps
-everything has nothing to score.
+weights it ends with are thrown away, but its time and memory are counted. The client
+cuts what it was sent to the top-scored fraction p of every layer, trains that slim
+model as usual, and returns it. From then on it is sent only those neurons. A client
+that keeps everything has nothing to score.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,9 +47,10 @@ def top_scored(turn: Turn, score: Score) -> Active:
 
 
 def score_by(turn: Turn, of: Literal["weights", "gradients"], order: int) -> Scores:
-    """The l1 or l2 norm (``order``) of what makes each neuron, after a scoring epoch.
+    """Each neuron's score after a scoring epoch: an l1 or l2 norm (``order``).
 
-    Of its weights as they then are, or of their gradients summed over the epoch.
+    It is that of the neuron's weights after the epoch, or of their gradients summed
+    over the epoch.
     """
     local = turn.prepare(ModelState(turn.merged), "scoring").with_epochs(1)
     parameters = dict(local.model.named_parameters())

@@ -40,7 +40,7 @@ class Mixture:
 
     @staticmethod
     def of(turn: Turn, model: nn.Module, mix: float) -> "Mixture":
-        """As the client remembers it; at first w0 and the share that is set."""
+        """The mixture that the client remembers; at first, w0 and the share ``mix``."""
         extra = turn.memory.extra
         own = {
             name: extra.get(f"{OWN}{name}", turn.own[name]).to(p.device).clone()
@@ -48,7 +48,7 @@ class Mixture:
         }
         share = float(extra[SHARE]) if SHARE in extra else mix
         mixed = copy.deepcopy(model)
-        load_state(mixed, turn.own)  # the statistics of its norms
+        load_state(mixed, turn.own)  # for the statistics of its norms
         return Mixture(own, share, mixed)
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class Mixture:
             parameter.copy_(mixed)
 
     def take_gradient(self, grads: dict[str, Tensor | None]) -> None:
-        """Hand the gradient of the mixed model on to the client's own weights."""
+        """Pass the gradient of the mixed model on to the client's own weights."""
         for name, own in self.own.items():
             grad = grads[name]
             own.grad = None if grad is None else self.share * grad
@@ -67,7 +67,7 @@ class Mixture:
     def next_share(
         self, weights: dict[str, Tensor], grads: dict[str, Tensor | None], lr: float
     ) -> float:
-        """The share after a step of its own, by the gradient of the mixed model."""
+        """The share after one step, by the gradient of the mixed model."""
         slope = sum(
             float(((self.own[name].detach() - weights[name]) * grad).sum())
             for name, grad in grads.items()
@@ -135,7 +135,7 @@ def _values(model: nn.Module) -> dict[str, Tensor]:
 
 
 def apfl(options: APFLOptions) -> Method:
-    """APFL with this first share, learned or not."""
+    """APFL with these options."""
     return Method(
         name="apfl",
         reference="Deng, Kamani and Mahdavi, 2020",

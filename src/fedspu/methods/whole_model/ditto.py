@@ -1,4 +1,4 @@
-"""Ditto: a personal model trains beside the global one, and is drawn to it.
+"""Ditto: a personal model trains beside the global one, and is pulled towards it.
 
 Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021. A client trains the global model as in FedAvg and returns
@@ -47,7 +47,7 @@ def ditto(options: DittoOptions) -> Method:
         reading="original",
         in_words=(
             "the full model, whatever the client's capacity",
-            "the full model; and its own, drawn to what was sent",
+            "the full model; and its own, pulled towards what was sent",
             "a full model of its own",
             "its own model",
         ),

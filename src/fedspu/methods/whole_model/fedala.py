@@ -1,10 +1,10 @@
 """FedALA: a client begins from a learned mix of the global model and its own.
 
 Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
-AAAI 2023. The layers below are the global model's. In the last layers every entry
+AAAI 2023. The lower layers are the global model's. In the last layers every entry
 begins from own + weight * (global - own); the weights, between 0 and 1, are learned on
-a random share of the client's examples, while the model itself stands still. Then the
-client trains all of it, keeps it, and returns it. Everyone trains at full size.
+a random share of the client's examples, while the model itself does not change. Then
+the client trains all of it, keeps it, and returns it. Everyone trains at full size.
 
 Taken from the paper and its authors' code: all of that; weights begin at 1 and are
 kept; the first time, they are learned until the loss varies by less than 0.1 over ten
@@ -26,7 +26,8 @@ from fedspu.streams import stream
 from fedspu.training import LocalTraining, RunningMean, batches
 
 WINDOW, THRESHOLD, MOST = 10, 0.1, 30
-"""Weights are learned until losses of so many epochs vary by less, or for the most."""
+"""Weights are learned until the losses of the last WINDOW epochs vary by less than
+THRESHOLD, for at most MOST epochs."""
 
 
 def mix_then_train(turn: Turn, local: LocalTraining, options: FedALAOptions) -> Trained:
@@ -39,7 +40,7 @@ def mix_then_train(turn: Turn, local: LocalTraining, options: FedALAOptions) -> 
 
 
 def _mix(turn: Turn, local: LocalTraining, options: FedALAOptions) -> dict[str, Tensor]:
-    """Put the learned mix into the last layers; the weights that were learned."""
+    """Learn the mix and put it into the last layers; return its weights."""
     names = last_layers(turn.now.neurons, options.layers)
     mixed = {n: p for n, p in local.model.named_parameters() if n in names}
     came = {name: p.detach().clone() for name, p in mixed.items()}
@@ -104,7 +105,7 @@ def _is_settled(losses: list[float]) -> bool:
 
 
 def fedala(options: FedALAOptions) -> Method:
-    """FedALA with these weights."""
+    """FedALA with these options."""
     return Method(
         name="fedala",
         reference="Zhang et al., AAAI 2023",

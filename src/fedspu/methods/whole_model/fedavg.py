@@ -4,7 +4,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 Data", AISTATS 2017. One of the anchors that every comparison needs. With
 ``method.finetune`` a client trains the global model on its own examples for that many
 epochs before the model is used or judged: the strongest simple rival of personal
-models. What that costs is not among the costs reported, which are those of the rounds.
+models. The costs reported are those of the rounds; they do not include fine-tuning.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ def finetune(local: LocalTraining, which: Which, epochs: int) -> None:
 
 
 def fedavg(options: FedAvgOptions) -> Method:
-    """FedAvg, maybe fine-tuned."""
+    """FedAvg, with fine-tuning if asked."""
     epochs = options.finetune
     return Method(
         name="fedavg",
@@ -30,7 +30,7 @@ def fedavg(options: FedAvgOptions) -> Method:
             "the full model, whatever the client's capacity",
             "the full model",
             "nothing between rounds",
-            "the global model; fine-tuned if method.finetune says how long",
+            "the global model; fine-tuned if method.finetune is set",
         ),
         judged_by="global",
         offer=all_neurons,

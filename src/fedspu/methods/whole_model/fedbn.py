@@ -22,7 +22,7 @@ fedbn = Method(
     reference="Li, Jiang, Zhang, Kamp and Dou, ICLR 2021",
     reading="original",
     in_words=(
-        "the full model but for its norms, whatever the client's capacity",
+        "the full model except its norms, whatever the client's capacity",
         "the full model",
         "a full model of its own",
         "its own model",

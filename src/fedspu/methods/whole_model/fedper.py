@@ -1,4 +1,4 @@
-"""FedPer: the last layers stay with the client; the layers below are averaged.
+"""FedPer: the last layers stay with the client; the other layers are averaged.
 
 Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization
 Layers", 2019. Every client trains the full model, whatever its capacity: the base it
@@ -28,13 +28,13 @@ def last_layers(neurons: Neurons, number: int) -> frozenset[str]:
 
 
 def fedper(options: HeadOptions) -> Method:
-    """FedPer with a head of so many layers."""
+    """FedPer with a head of ``options.head`` layers."""
     return Method(
         name="fedper",
         reference="Arivazhagan, Aggarwal, Singh and Choudhary, 2019",
         reading="original",
         in_words=(
-            "the full model but for its last layers, whatever the client's capacity",
+            "the full model except its last layers, whatever the client's capacity",
             "the full model",
             "a full model of its own",
             "its own model",

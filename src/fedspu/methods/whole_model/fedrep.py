@@ -1,14 +1,14 @@
 """FedRep: first the client's own head trains, then the shared body below it.
 
 Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for
-Personalized Federated Learning", ICML 2021. As FedPer, the last layers stay with the
+Personalized Federated Learning", ICML 2021. As in FedPer, the last layers stay with the
 client; but head and body train one after the other, each while the other is frozen.
 
 Taken from the paper: all of that, and one epoch of the body. Assumed: the head trains
 for the other local epochs (``train.epochs`` - 1, at least one), so that a client works
-as long as in other methods; the paper has 10 of them. ``method.head_epochs`` sets
-another number. Norms' running statistics follow the data in both phases. The loss that
-is reported is the one of the body's epoch.
+as long as in other methods; in the paper it is 10. ``method.head_epochs`` sets another
+number. Norms' running statistics follow the data in both phases. The loss that is
+reported is that of the body's epoch.
 """
 
 from collections.abc import Iterator
@@ -54,13 +54,13 @@ def head_then_body(turn: Turn, local: LocalTraining, options: FedRepOptions) -> 
 
 
 def fedrep(options: FedRepOptions) -> Method:
-    """FedRep with a head of so many layers."""
+    """FedRep with a head of ``options.head`` layers."""
     return replace(
         fedper(options),
         name="fedrep",
         reference="Collins, Hassani, Mokhtari and Shakkottai, ICML 2021",
         in_words=(
-            "the full model but for its last layers, whatever the client's capacity",
+            "the full model except its last layers, whatever the client's capacity",
             "its last layers, then the others",
             "a full model of its own",
             "its own model",

@@ -1,7 +1,7 @@
 """What fedspu knows about layers, one file for each kind.
 
 A kind says where neurons lie in a layer's tensors, what makes them, and which sizes the
-layer keeps beside its tensors. A new kind is one class (``kind.py``).
+layer stores besides its tensors. A new kind is one class (``kind.py``).
 """
 
 from fedspu.neurons.layers import attention, convolution, linear, norms, recurrent

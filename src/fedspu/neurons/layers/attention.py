@@ -23,7 +23,7 @@ from fedspu.neurons.layers.kind import (
 class Attention(LayerKind):
     """Queries, keys and values of a head belong together."""
 
-    is_slim_by_size = False  # a slim one knows which heads it has
+    is_slim_by_size = False  # a slim one also stores which heads it has
 
     def stand_in(self, layer: nn.MultiheadAttention) -> dict[nn.Module, Ports]:
         """Three linear layers, whose outputs meet channel by channel."""
@@ -72,7 +72,7 @@ class Attention(LayerKind):
             yield name, parameter.dim() - 1 if name in ("bias_k", "bias_v") else 0
 
     def resize(self, layer: nn.MultiheadAttention, cut: Cut) -> None:
-        """A slim attention, if any of its tensors was cut."""
+        """Turn it into a slim attention if any of its tensors was cut."""
         if not _is_whole(layer):
             SlimAttention.shrink(layer, _kept_heads(layer, cut))
 
@@ -117,20 +117,23 @@ def _is_whole(layer: nn.MultiheadAttention) -> bool:
 
 
 def _kept_heads(layer: nn.MultiheadAttention, cut: Cut) -> Tensor:
-    """The heads that are left."""
+    """The full layer's heads that are left."""
     name = f"{cut.path}.out_proj.weight".lstrip(".")
     for group, _ in cut.neurons.positions(name, 1):
         if len(cut.kept[group.name]) < group.size:
             if group.size != layer.num_heads:
-                raise ModelError(f"{group.name}: its neurons are not whole heads")
+                raise ModelError(
+                    f"{group.name}: expected one neuron for each of {layer.num_heads} "
+                    f"whole heads, got {group.size} neurons"
+                )
             return cut.kept[group.name]
     return torch.arange(layer.num_heads)
 
 
 @register(nn.TransformerEncoder)
 class Encoder(LayerKind):
-    """``nn.TransformerEncoder``, which has nothing of its own."""
+    """``nn.TransformerEncoder``, which has no tensors of its own."""
 
     def resize(self, layer: nn.TransformerEncoder, cut: Cut) -> None:
-        """Keep its kernels for whole layers from looking past slim attentions."""
+        """Keep its fused kernels for whole layers from bypassing slim attentions."""
         layer.use_nested_tensor = False

@@ -9,14 +9,14 @@ from fedspu.neurons.layers.kind import Cut, LayerKind, Place, Ports, places, reg
 Conv = nn.modules.conv._ConvNd
 
 DEPTHWISE = "fedspu_is_depthwise"
-"""An attribute of layers in slim models."""
+"""An attribute of the convolutions in slim models."""
 
 
 def is_depthwise(layer: Conv) -> bool:
     """Whether each input channel has output channels of its own.
 
-    A grouped layer that was slimmed to one channel a group looks the same; a slim
-    layer notes which it is.
+    A grouped layer that was slimmed to one channel per group looks the same, so a slim
+    layer stores which of the two it is.
     """
     looks_so = layer.groups == layer.in_channels > 1
     return bool(vars(layer).get(DEPTHWISE, looks_so))
@@ -48,8 +48,8 @@ class Convolution(LayerKind):
             return [(weight, 1, o % outs), *bias(o)]
 
         # In a grouped layer the active entries would be block-diagonal, which one index
-        # vector per axis cannot say: channels with one local index in every group are
-        # one neuron. (Along axis 1 the local index says so itself.)
+        # vector per axis cannot express. So the channels with the same local index in
+        # all groups are one neuron. (Axis 1 has only the local index anyway.)
         rows = ins if transposed else outs
         is_grouped = groups > 1 and not depthwise
         ties = [
@@ -64,7 +64,7 @@ class Convolution(LayerKind):
         return (("weight", rows), ("bias", 0))
 
     def resize(self, layer: Conv, cut: Cut) -> None:
-        """Its numbers of channels, and of groups if it is depthwise."""
+        """Update its numbers of channels, and of groups if it is depthwise."""
         vars(layer)[DEPTHWISE] = is_depthwise(layer)
         rows, per_group = layer.weight.shape[:2]
         if is_depthwise(layer):

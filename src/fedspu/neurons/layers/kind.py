@@ -37,7 +37,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a model was made slim: a layer's path in it, and the neurons left."""
+    """How a model was made slim: a layer's path in it, and the neurons kept."""
 
     path: str
     neurons: Neurons
@@ -45,7 +45,7 @@ class Cut:
 
 
 class LayerKind:
-    """All that fedspu asks about a kind of layer; a kind answers what concerns it.
+    """All that fedspu asks about a kind of layer; a kind overrides what applies to it.
 
     ``is_norm``: it normalises, so its tensors may stay with a client, and its buffers
     are statistics. ``is_slim_by_size``: two slim layers of equal sizes differ only in
@@ -60,21 +60,21 @@ class LayerKind:
         return None
 
     def stand_in(self, layer: Any) -> dict[nn.Module, Ports]:
-        """Make ``layer`` traceable: its forward pass becomes one of linear layers.
+        """Make ``layer`` traceable: its forward pass then consists of linear layers.
 
-        For layers with neurons inside that the dependency graph cannot follow. What the
-        layer computes then is not its function; only which channel reaches which is the
-        same. Returns the ports of the linear layers, in the layer's own tensors. Called
-        on a throw-away copy of the model.
+        For layers with neurons inside that the dependency graph cannot follow. They
+        then compute something else; only which channel reaches which stays the same.
+        Returns the ports of the linear layers, in the layer's own tensors. Called on a
+        throw-away copy of the model.
         """
         return {}
 
     def incoming(self, layer: Any) -> Iterable[tuple[str, int]]:
-        """The parameters that make its outputs, each with the axis these lie along."""
+        """The parameters that make its outputs, each with the axis of the outputs."""
         return ()
 
     def resize(self, layer: Any, cut: Cut) -> None:
-        """Make the sizes that a layer keeps agree with its tensors, which were cut."""
+        """Update the sizes that the layer stores; its tensors were cut already."""
 
 
 KINDS: dict[type, LayerKind] = {}
@@ -95,7 +95,7 @@ def register(*classes: type) -> Callable[[type[LayerKind]], type[LayerKind]]:
 
 
 def kind_of(layer: object) -> LayerKind:
-    """The kind of a layer: of its class, or of the nearest class above it."""
+    """The kind of a layer: of its class, or of the nearest base class."""
     for each in type(layer).__mro__:
         if each in KINDS:
             return KINDS[each]

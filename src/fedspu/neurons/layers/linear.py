@@ -1,4 +1,4 @@
-"""Linear layers, embeddings, and layers of one's own that are linear."""
+"""Linear layers, embeddings, and custom layers that are linear."""
 
 from collections.abc import Iterable
 from types import MethodType
@@ -33,7 +33,7 @@ class Linear(LayerKind):
         return (("weight", 0), ("bias", 0))
 
     def resize(self, layer: nn.Linear, cut: Cut) -> None:
-        """Its two widths."""
+        """Update its two widths."""
         layer.out_features, layer.in_features = layer.weight.shape
 
 
@@ -42,7 +42,7 @@ class Embedding(LayerKind):
     """``nn.Embedding``: a neuron is a column of the weight."""
 
     def ports(self, layer: nn.Embedding) -> Ports:
-        """Tokens come in, which are no channels."""
+        """Its inputs are tokens, not channels."""
         return Ports(
             inputs=lambda i: [],
             outputs=places((layer.weight, 1)),
@@ -54,17 +54,17 @@ class Embedding(LayerKind):
         return (("weight", 1),)
 
     def resize(self, layer: nn.Embedding, cut: Cut) -> None:
-        """Its two widths."""
+        """Update its two widths."""
         layer.num_embeddings, layer.embedding_dim = layer.weight.shape
 
 
 class LinearLike(LayerKind):
-    """A layer of one's own that multiplies its last axis by a weight.
+    """A custom layer that multiplies its input's last axis by a weight.
 
     ``outputs`` is the axis of the weight along which outputs lie. Register a subclass
-    for a layer class whose weight is the other way round than ``nn.Linear``'s::
+    for a layer class whose weight is the transpose of an ``nn.Linear``'s::
 
-        @register(Conv1D)  # as Hugging Face has it
+        @register(Conv1D)  # the one in Hugging Face's transformers
         class TransposedLinear(LinearLike):
             outputs = 1
     """
@@ -74,7 +74,7 @@ class LinearLike(LayerKind):
     outputs = 0
 
     def stand_in(self, layer: Any) -> dict[nn.Module, Ports]:
-        """One linear layer does what the layer does."""
+        """One linear layer, which does the same as the layer."""
         weight: Tensor = getattr(layer, self.weight)
         bias: Tensor | None = getattr(layer, self.bias, None)
         inputs = 1 - self.outputs

@@ -1,4 +1,4 @@
-"""Normalisation layers, and PReLU: a few values for each channel that passes."""
+"""Normalisation layers, and PReLU: layers with a few values for each channel."""
 
 from typing import Any
 
@@ -28,11 +28,11 @@ class BatchNorm(ChannelWise):
     is_norm = True
 
     def resize(self, layer: nn.modules.batchnorm._NormBase, cut: Cut) -> None:
-        """Its number of channels."""
+        """Update its number of channels."""
         tensor = layer.weight if layer.weight is not None else layer.running_mean
         if tensor is not None:
             layer.num_features = len(tensor)
-        else:  # nothing in it knows its width, but it would warn of another one
+        else:  # no tensor tells its width, but it would warn about a new one
             layer.register_forward_pre_hook(_follow_width)
 
 
@@ -48,7 +48,7 @@ class GroupNorm(ChannelWise):
     is_norm = True
 
     def resize(self, layer: nn.GroupNorm, cut: Cut) -> None:
-        """Its number of channels."""
+        """Update its number of channels."""
         if layer.weight is not None:
             layer.num_channels = len(layer.weight)
 
@@ -60,7 +60,7 @@ class LayerNorm(ChannelWise):
     is_norm = True
 
     def resize(self, layer: Any, cut: Cut) -> None:
-        """Its shape."""
+        """Update its shape."""
         if layer.weight is not None:
             layer.normalized_shape = tuple(layer.weight.shape)
 
@@ -70,7 +70,7 @@ class RMSNorm(LayerNorm):
     """``nn.RMSNorm``: the dependency graph sees what it computes, and its weight."""
 
     def ports(self, layer: Any) -> Ports | None:
-        """None of its own."""
+        """None: it has no ports of its own."""
         return None
 
 
@@ -79,5 +79,5 @@ class PReLU(ChannelWise):
     """``nn.PReLU``: a slope for each channel, or one for all."""
 
     def resize(self, layer: nn.PReLU, cut: Cut) -> None:
-        """Its number of slopes."""
+        """Update its number of slopes."""
         layer.num_parameters = len(layer.weight)

@@ -20,7 +20,7 @@ from fedspu.neurons.layers.kind import (
 
 @register(nn.RNNBase)
 class Recurrent(LayerKind):
-    """Recurrent layers, in several levels and both directions; not with projections."""
+    """Recurrent layers with any number of levels and directions, but no projections."""
 
     def stand_in(self, layer: nn.RNNBase) -> dict[nn.Module, Ports]:
         """A linear layer for each level and direction."""
@@ -65,7 +65,7 @@ class Recurrent(LayerKind):
             yield name, 0
 
     def resize(self, layer: nn.RNNBase, cut: Cut) -> None:
-        """Its two widths."""
+        """Update its two widths."""
         if layer.proj_size:
             return
         first, hidden = layer.all_weights[0][:2]

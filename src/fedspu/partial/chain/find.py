@@ -20,7 +20,7 @@ class Link:
     norm: nn.BatchNorm2d | None = None
     has_relu: bool = False
     has_pool: bool = False
-    flattens: bool = False  # its input: from maps to features
+    flattens: bool = False  # its input, from maps to features
 
 
 _KNOWN: "WeakKeyDictionary[nn.Module, tuple[Any, tuple[Link, ...]]]" = (
@@ -29,7 +29,7 @@ _KNOWN: "WeakKeyDictionary[nn.Module, tuple[Any, tuple[Link, ...]]]" = (
 
 
 def find_chain(model: nn.Module) -> tuple[Link, ...]:
-    """The model as a chain of links; none if it is not one that we can run."""
+    """The model as a chain of links; empty if it is not a chain that we can run."""
     if is_watched(model) or any("forward" in vars(m) for m in model.modules()):
         return ()
     layers = tuple((id(layer), type(layer)) for layer in model.modules())
@@ -39,9 +39,9 @@ def find_chain(model: nn.Module) -> tuple[Link, ...]:
         with _buffers_kept(model) as has_changed:
             try:
                 found = tuple(_links(torch.fx.symbolic_trace(model)))
-            except Exception:  # whatever a model does when traced, it is no chain
+            except Exception:  # a model that cannot be traced is no chain
                 found = ()
-            if has_changed():  # a chain would not do what it does besides
+            if has_changed():  # a chain would not make these changes
                 found = ()
         known = _KNOWN[model] = made_of, found
     return known[1]
@@ -49,7 +49,7 @@ def find_chain(model: nn.Module) -> tuple[Link, ...]:
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
-    """Whatever a forward pass does to buffers inside is undone; tells if it did any."""
+    """Undo what a forward pass inside does to buffers; yields a test for changes."""
     before = [
         (layer, name, buffer, buffer.clone())
         for layer in model.modules()
@@ -72,9 +72,9 @@ def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
 
 def is_watched(model: nn.Module, besides: int = 0) -> bool:
-    """Whether a layer has hooks, of which a chain would know nothing.
+    """Whether a layer has hooks, which a chain would not call.
 
-    ``besides`` are so many forward hooks of each kind that every layer has from us.
+    ``besides`` is how many forward hooks of each kind we put on every layer ourselves.
     """
     return any(
         len(layer._forward_hooks) > besides

@@ -9,19 +9,19 @@ from torch import Tensor
 from fedspu.partial.spans import Span, take_span
 
 Masks = tuple[Tensor, Tensor, Tensor]
-"""Whether the right one of two neighbours wins, the lower one, and anyone at all."""
+"""Whether the right of two neighbours wins, the lower of two, and any one at all."""
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The left and the right of each two neighbours; what is odd is left out."""
+    """The left and right of each two columns; an odd last row or column is left out."""
     height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
     return x[:, :, :height, 0:width:2], x[:, :, :height, 1:width:2]
 
 
 def pool(left: Tensor, right: Tensor, need: Span) -> tuple[Tensor, Masks]:
-    """The greatest of each four, at least 0; and which of them it is, where needed.
+    """The largest of each four, at least 0; and which of them it is, where needed.
 
-    As ``max_pool2d(relu(x), 2)``: of equals the first, nobody where none is above 0.
+    As ``max_pool2d(relu(x), 2)``: the first of equals wins, and none if all are <= 0.
     """
     is_right = take_span(right, 1, need) > take_span(left, 1, need)
     best = torch.maximum(left, right)
@@ -32,7 +32,7 @@ def pool(left: Tensor, right: Tensor, need: Span) -> tuple[Tensor, Masks]:
 
 
 def unpool(grad: Tensor, masks: Masks, size: tuple[int, ...]) -> Tensor:
-    """Each gradient at the place of its winner, on maps of this size; else zero."""
+    """Maps of this size with each gradient at its winner's place; zero elsewhere."""
     is_right, is_lower, is_alive = masks
     grad = grad * is_alive
     rows = grad.new_empty(is_right.shape)

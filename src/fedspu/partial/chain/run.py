@@ -2,9 +2,9 @@
 
 Small networks spend their time between operations, not in them. A chain of
 convolutions, batch norms, ReLUs, 2x2 max-pools and linear layers runs as one autograd
-function with a backward pass written by hand: it keeps only what its own backward
-reads, pools by comparing neighbours, and carries gradient for those channels alone that
-need it. Frozen neurons of the first layer lead to frozen weights only: they need none.
+function with a backward pass written by hand: it keeps only what that backward pass
+reads, pools by comparing neighbours, and carries gradient only for the channels that
+need it. Frozen neurons of the first layer lead only to frozen weights: they need none.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ from fedspu.partial.spans import (
 from fedspu.partial.weight import How, PartialWeight, refuse_to_compile
 
 MIN_VALUES = 100_000
-"""Input values times outputs of the first layer from which on the chain is quicker."""
+"""The chain is faster from this many input values times first-layer outputs on."""
 
 
 @contextmanager
@@ -46,10 +46,10 @@ def running_chain(
     how: How,
     num_hooks: int,
 ) -> Iterator[None]:
-    """Inside, a chain in training runs as one operation; any other model as ever.
+    """Inside, a chain in training runs as one operation; any other model as usual.
 
-    ``trainable`` are the leaves by the name of their parameter; ``num_hooks`` are how
-    many forward hooks of each kind every layer will have from us.
+    ``trainable`` are the leaves by the name of their parameter; ``num_hooks`` is how
+    many forward hooks of each kind we put on every layer ourselves.
     """
     stages = _stages(model, find_chain(model), spans, list(trainable), how)
     if not stages:
@@ -72,7 +72,7 @@ def running_chain(
 
 
 def _has_its_leaves(stage: "Stage", leaves: list[Tensor]) -> bool:
-    """Whether a stage's weights are the ones that train, and not others for a call."""
+    """Whether a stage's weights are those that train, not others put in for a call."""
     norm: Any = stage.link.norm
     tensors = [stage.link.layer.weight, stage.link.layer.bias]
     tensors += [norm.weight, norm.bias] if norm is not None else []
@@ -83,7 +83,7 @@ def _has_its_leaves(stage: "Stage", leaves: list[Tensor]) -> bool:
 
 
 def _runs(stages: list["Stage"], x: Any) -> bool:
-    """Whether the chain stands for the model on this input, in its present mode."""
+    """Whether the chain can run instead of the model, on this input in this mode."""
     first = stages[0].link.layer.weight
     return (
         torch.is_grad_enabled()
@@ -104,7 +104,7 @@ def _stages(
     names: list[str],
     how: How,
 ) -> list["Stage"]:
-    """The links with what of each trains; none if their spans do not fit a chain."""
+    """The links, and what trains in each; empty if their spans do not fit a chain."""
     name_of = {id(p): name for name, p in model.named_parameters()}
     stages: list[Stage] = []
     for i, link in enumerate(links):
@@ -156,7 +156,7 @@ def _convolution(layer: nn.Conv2d) -> Convolution:
 
 @dataclass(frozen=True)
 class Stage:
-    """A link with its values, and what of it trains and needs gradient.
+    """A link, and which parts of it train and need gradient.
 
     ``active`` are its trained outputs, ``reads`` its trained inputs; ``need_out`` and
     ``need_in`` the outputs and inputs that carry gradient at all. ``slots`` says where
@@ -219,7 +219,7 @@ def _keep(x: Tensor, span: Span) -> Tensor:
     """The channels that the backward pass reads, in memory of their own."""
     if span is None:
         return x
-    # A part of one example is contiguous as it stands: copied all the same.
+    # A part of a single example is contiguous already, and must be copied as well.
     return take_span(x, 1, span).clone(memory_format=torch.contiguous_format)
 
 
@@ -286,12 +286,12 @@ def _put(grads: list[Tensor | None], slot: int | None, make: Any) -> None:
 
 
 def _normalised(stage: Stage, x: Tensor, saved: list[Tensor]) -> Tensor:
-    """Norm ``x`` by the batch's statistics; in place, unless it is kept."""
+    """Normalise ``x`` by the batch's statistics; in place, unless ``x`` is kept."""
     norm = stage.link.norm
     assert norm is not None
     assert norm.momentum is not None
     count = x.numel() // x.shape[1]
-    if count == 1:  # as PyTorch says it
+    if count == 1:  # PyTorch's own words
         raise ValueError(
             "Expected more than 1 value per channel when training, got input size "
             f"{x.size()}"

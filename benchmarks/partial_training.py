@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
-from fedspu.profile.memory import step_bytes
+from fedspu.profile.peak_memory import step_bytes
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 COLUMNS = ("dense", "channels_last", *(f"p = {p:g}" for p in SHARES))

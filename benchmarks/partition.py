@@ -2,7 +2,7 @@
 
 Labels have frequencies like EMNIST's (62 classes; digits are half of all). Where
 flwr-datasets is installed, its DirichletPartitioner divides the same labels in the same
-run: ``pip install -c constraints.txt flwr-datasets``.
+run (it needs an environment of its own: no version of it fits constraints.txt).
 
     python benchmarks/partition.py
 """
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from fedspu.data import FROM_MEMORY
 from fedspu.data.dataset import Dataset
-from fedspu.data.division import PARTITIONS
 from fedspu.data.examples import allot, divide
+from fedspu.data.partition import PARTITIONS
 from fedspu.resolve import resolve
 from fedspu.settings import Settings
 from fedspu.tasks.classification import classification
@@ -49,7 +49,7 @@ def emnist_like() -> Dataset:
 
 
 def settings_for(kind: str, number: int) -> Settings:
-    """A run with so many clients."""
+    """A run with this many clients."""
     given = {"data.partition": kind, "clients.number": number, "data.alpha": ALPHA}
     return resolve({"model": "emnist", "data.name": FROM_MEMORY, **given})
 
@@ -71,7 +71,7 @@ def division_seconds(
     division: Callable[[Settings, Dataset, Task], object],
     repetitions: int,
 ) -> float:
-    """The median time to divide the data among so many clients."""
+    """The median time to divide the data among this many clients."""
     settings = settings_for(kind, number)
     return seconds(lambda: division(settings, data, classification), repetitions)
 

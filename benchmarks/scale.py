@@ -37,7 +37,7 @@ CELLS = (
 
 
 def build(size: str) -> nn.Module:
-    """An MLP of about so many parameters."""
+    """An MLP of about this many parameters."""
     layers: list[nn.Module] = [nn.Flatten()]
     before = 784
     for width in WIDTHS[size]:

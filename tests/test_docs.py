@@ -83,7 +83,7 @@ def test_the_small_engine_of_its_page_gives_the_same_bits() -> None:
     def make_engine(plan: Any, examples: Any) -> Any:
         import torch
 
-        from fedspu.federation.memory import Shelf
+        from fedspu.federation.client_memory import Shelf
 
         return engine(plan, examples, Shelf(None), torch.device("cpu"))
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from fedspu.data import DATASETS, FROM_MEMORY, Source
-from fedspu.data.division import PARTITIONS as DIVIDERS
+from fedspu.data.partition import PARTITIONS as DIVIDERS
 from fedspu.errors import FedSPUError, ModelError, SettingsError
 from fedspu.methods import CATALOGUE, METHODS, Entry
 from fedspu.models import MODELS

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fedspu import State, choose_random, map_neurons, state_of
 from fedspu.errors import SettingsError, TrainingError
+from fedspu.random_streams import torch_stream
 from fedspu.resolve import resolve
 from fedspu.settings import TrainSettings
-from fedspu.streams import torch_stream
 from fedspu.tasks.classification import classification
 from fedspu.tasks.language_model import language_model
 from fedspu.tasks.task import IGNORED, Loss
-from fedspu.training import batches, make_optimizer, train
+from fedspu.training.epochs import batches, make_optimizer, train
 from tests.oracles.training import data, local, mlp, rng
 from tests.oracles.zoo import chain, noise, tokens
 

@@ -14,7 +14,8 @@ from fedspu.tasks.language_model import language_model
 from fedspu.tasks.regression import regression
 from fedspu.tasks.segmentation import segmentation
 from fedspu.tasks.task import IGNORED, Metric
-from fedspu.training import BATCH, Score, blended_loss, evaluate, has_stopped
+from fedspu.training.early_stopping import blended_loss, has_stopped
+from fedspu.training.evaluation import BATCH, Score, evaluate
 from tests.oracles.zoo import chain, noise
 
 # Judging ------------------------------------------------------------------------------

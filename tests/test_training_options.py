@@ -16,7 +16,8 @@ from fedspu.federation.server import Federation
 from fedspu.runs import prepare
 from fedspu.settings import TrainSettings
 from fedspu.tasks.segmentation import segmentation
-from fedspu.training import CROP, batches, make_augmentation, train
+from fedspu.training.augmentation import CROP, make_augmentation
+from fedspu.training.epochs import batches, train
 from tests.oracles.federation import (
     SMALL,
     client_of,

@@ -151,7 +151,7 @@ class Work:
 
 
 def load(path: str, net: str, rounds: int, steps: str) -> Work:
-    """The work in a file, for so many rounds."""
+    """The work in a file, for this many rounds."""
     kind = NETS[net]
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}

@@ -32,7 +32,7 @@ from fedspu.data.splits import Split, Splits
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.machine import num_cores, one_thread
 from fedspu.engines.workers import WorkersEngine
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.rounds import Scores, play, play_round
 from fedspu.federation.server import Federation, choose_clients
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         State,
     )
     from fedspu.partial.context import partial_training
+    from fedspu.random_streams import stream
     from fedspu.runs import Run, load_personal, resume, simulate
     from fedspu.settings import Settings
-    from fedspu.streams import stream
 
 _HOMES = {
     "errors": ("FedSPUError",),
@@ -37,9 +37,9 @@ _HOMES = {
         *("Active", "Axis", "Blocks", "NeuronGroup", "Neurons", "Payload", "State"),
     ),
     "partial.context": ("partial_training",),
+    "random_streams": ("stream",),
     "runs": ("Run", "load_personal", "resume", "simulate"),
     "settings": ("Settings",),
-    "streams": ("stream",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

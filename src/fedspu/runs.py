@@ -27,8 +27,8 @@ from fedspu.engines.machine import (
 )
 from fedspu.errors import DataError, SettingsError
 from fedspu.federation.client import Client, Examples
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.folder import RunFolder
-from fedspu.federation.memory import Shelf
 from fedspu.federation.plan import Build, Plan, Sample, check_choices, make_plan
 from fedspu.federation.plan_file import describe_plan, restore_plan
 from fedspu.federation.record import Clock, record_round, summarise

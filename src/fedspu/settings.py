@@ -8,7 +8,6 @@ import ast
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,7 +62,7 @@ PARTITIONS = (
     "quantity",
     "shards",
 )
-"""Ways to divide examples among clients: see data/division.py."""
+"""Ways to divide examples among clients: see data/partition.py."""
 
 
 class DataSettings(Table):
@@ -180,17 +179,6 @@ class TrainSettings(Table):
                 "train.schedule = 'constant'; set train.schedule to cosine or step"
             )
         return self
-
-    def in_round(self, t: int, rounds: int) -> "TrainSettings":
-        """These settings with the learning rate that the schedule gives for round t."""
-        if self.schedule == "constant":
-            return self
-        length = self.schedule_rounds or rounds
-        if self.schedule == "cosine":
-            factor = (1 + cos(pi * min(1.0, (t - 1) / length))) / 2
-        else:
-            factor = self.schedule_factor ** ((t - 1) // length)
-        return self.model_copy(update={"lr": self.lr * factor})
 
 
 class ServerSettings(Table):

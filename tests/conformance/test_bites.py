@@ -33,9 +33,9 @@ from fedspu.methods.method import ClientRound, Offer, Trained, Turn, local_epoch
 from fedspu.neurons import average, blocks
 from fedspu.neurons.average import Average
 from fedspu.neurons.blocks import state_of
+from fedspu.random_streams import generator, stream_key, torch_stream
 from fedspu.settings import TrainSettings
-from fedspu.streams import generator, stream_key, torch_stream
-from fedspu.training import LocalTraining
+from fedspu.training.epochs import LocalTraining
 from tests.conformance.catching import (
     BYTES,
     FEDAVG,
@@ -149,7 +149,7 @@ def test_full_and_partial_clients_that_overwrite_each_other(
         return state
 
     averaging(monkeypatch, fault)
-    assert_caught(MEAN, says="of those who trained it client ")
+    assert_caught(MEAN, says="who trained it: client ")
 
 
 @pytest.mark.parametrize("law", [MEAN, LEAVES])
@@ -303,7 +303,7 @@ def test_stopped_clients_that_return(monkeypatch: Patch) -> None:
         return choose_clients(replace(federation, stopped=frozenset()), plan, t)
 
     monkeypatch.setattr(server, "choose_clients", fault)
-    assert_caught(WHO, says="has stopped, and takes part in round 3")
+    assert_caught(WHO, says="has stopped, but takes part in round 3")
 
 
 def test_personal_models_sent_to_the_server(monkeypatch: Patch) -> None:

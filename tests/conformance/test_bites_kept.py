@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedspu import Payload, State, extract
 from fedspu.federation import client as client_module
-from fedspu.federation import memory, rounds
+from fedspu.federation import client_memory as memory
+from fedspu.federation import rounds
 from fedspu.federation.client import Client
+from fedspu.federation.client_memory import Shelf, unpack_memory
 from fedspu.federation.folder import RunFolder
-from fedspu.federation.memory import Shelf, unpack_memory
 from fedspu.federation.messages import JudgeReply, JudgeRequest, Packet
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import summarise
@@ -26,7 +27,7 @@ from fedspu.methods.method import Memory, Trained, Turn, local_epochs
 from fedspu.methods.whole_model.ditto import two_models
 from fedspu.neurons.blocks import state_of
 from fedspu.settings import TrainSettings
-from fedspu.training import LocalTraining
+from fedspu.training.epochs import LocalTraining
 from tests.conformance.catching import (
     BYTES,
     FEDAVG,

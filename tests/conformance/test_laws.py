@@ -35,7 +35,7 @@ from fedspu.methods.fedspu import fedspu
 from fedspu.methods.method import Trained, Turn, local_epochs
 from fedspu.neurons.table import Axis, NeuronGroup, Neurons
 from fedspu.settings import MethodSettings
-from fedspu.training import LocalTraining
+from fedspu.training.epochs import LocalTraining
 
 DATA = made_examples()
 SAME = "arrival_engine_and_resume_make_no_difference"
@@ -98,7 +98,7 @@ def test_a_method_that_fails_is_reported_with_its_error() -> None:
     def broken(turn: Turn, local: LocalTraining) -> Trained:
         raise ZeroDivisionError("no such luck")
 
-    with pytest.raises(Violation, match="it could not be tried: ZeroDivisionError: no"):
+    with pytest.raises(Violation, match="could not be checked: ZeroDivisionError: no"):
         check(replace(fedspu, name="broken", train=broken), mlp, DATA)
 
 
@@ -296,7 +296,9 @@ def test_a_difference_is_told_by_its_place_and_its_values() -> None:
     assert first_difference(a, b) == (
         "w[1, 0] is 0.0 instead of 3.0 (1 of 4 entries of w differ)"
     )
-    assert first_difference(a, {"v": b["w"]}) == "v, w in one of the two only"
+    assert (
+        first_difference(a, {"v": b["w"]}) == "v, w can be found in only one of the two"
+    )
 
 
 def test_minus_zero_is_not_zero_and_nan_is_nan() -> None:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspu.data.division import LabelCounts, count_labels, entropy, partition
+from fedspu.data.partition import LabelCounts, count_labels, entropy, partition
 
 SHARES = LabelCounts(np.array([[4, 0, 0], [2, 2, 0], [1, 1, 2], [0, 0, 0]]))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedspu.data.examples import DividedData
 from fedspu.federation.client import Client
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
     Packet,
     Request,

@@ -19,7 +19,7 @@ from fedspu.federation.rounds import Answer, judge
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory
 from fedspu.runs import Prepared
-from fedspu.training import train
+from fedspu.training.epochs import train
 from tests.oracles.federation import bits, prepared_for, request_for, same_bits
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.workers import WorkersEngine, can_fork
-from fedspu.federation.memory import Shelf, pack_memory
+from fedspu.federation.client_memory import Shelf, pack_memory
 from fedspu.federation.record import record_round
 from fedspu.federation.rounds import Engine, Scores, play
 from fedspu.federation.server import Federation

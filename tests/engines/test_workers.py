@@ -12,7 +12,7 @@ from fedspu.engines.local import LocalEngine
 from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.errors import StorageError, TrainingError
 from fedspu.federation.client import Client
-from fedspu.federation.memory import Shelf, ShelfError
+from fedspu.federation.client_memory import Shelf, ShelfError
 from fedspu.federation.messages import Packet, TrainRequest, unpack_request
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round, judge

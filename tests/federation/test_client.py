@@ -17,7 +17,7 @@ from fedspu import State
 from fedspu.errors import TrainingError
 from fedspu.federation import client as client_module
 from fedspu.federation.client import Client
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
@@ -30,7 +30,7 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory, ModelState
 from fedspu.runs import Prepared, Run
-from fedspu.training import Score
+from fedspu.training.evaluation import Score
 from tests.oracles.federation import (
     ConvNet,
     Slow,

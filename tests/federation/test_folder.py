@@ -16,7 +16,7 @@ import fedspu
 from fedspu import runs
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
-from fedspu.federation import memory as memory_module
+from fedspu.federation import client_memory as memory_module
 from fedspu.federation.folder import RunFolder
 from fedspu.federation.messages import Request, TrainReply
 from fedspu.federation.rounds import Answer, Cost, Round, Scores

@@ -41,7 +41,7 @@ from fedspu.federation.messages import (
 from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer, Which
 from fedspu.neurons.choose import as_fraction
-from fedspu.streams import KEY_BYTES, generator, stream_key
+from fedspu.random_streams import KEY_BYTES, generator, stream_key
 from tests.oracles.federation import (
     ConvNet,
     bits,

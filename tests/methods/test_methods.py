@@ -30,7 +30,7 @@ from fedspu.methods.options import Options
 from fedspu.models.paper import EMNISTNet
 from fedspu.neurons.blocks import state_of
 from fedspu.settings import MethodSettings, setting
-from fedspu.training import LocalTraining, train
+from fedspu.training.epochs import LocalTraining, train
 from tests.oracles.federation import plan_for, run_for, same_bits
 
 NOW = plan_for().client_round(round=2, client=3)  # p = .5 of 4 and of 6 neurons

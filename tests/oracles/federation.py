@@ -20,7 +20,7 @@ import fedspu
 from fedspu import State
 from fedspu.engines.local import LocalEngine
 from fedspu.federation.client import Client
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import TrainReply, TrainRequest
 from fedspu.federation.plan import Build, Plan
 from fedspu.federation.rounds import Round, Scores, play

@@ -10,7 +10,7 @@ from fedspu import Active, map_neurons
 from fedspu.settings import TrainSettings
 from fedspu.tasks.classification import classification
 from fedspu.tasks.task import Task
-from fedspu.training import LocalTraining
+from fedspu.training.epochs import LocalTraining
 from tests.oracles.zoo import chain, noise
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedspu import choose_random, map_neurons, partial_training, stream
 from fedspu.models.paper import EMNISTNet
 from fedspu.partial.weight import Mode, Saves
-from fedspu.profile.memory import step_bytes
+from fedspu.profile.peak_memory import step_bytes
 
 
 def two_layers() -> nn.Module:

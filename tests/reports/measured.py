@@ -5,7 +5,7 @@ from dataclasses import replace
 from fedspu.neurons.table import Fixed, Neurons
 from fedspu.partial.weight import Mode, Saves
 from fedspu.profile.measure import Choice, Costs, Profile, Row, StepSetting
-from fedspu.profile.memory import StepBytes
+from fedspu.profile.peak_memory import StepBytes
 
 NEURONS = Neurons((), {}, fixed=(Fixed(("fc.bias",), "they reach the model's output"),))
 

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from fedspu.data.division import LabelCounts
+from fedspu.data.partition import LabelCounts
 from fedspu.reports.label_counts import (
     LEGEND,
     as_json,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedspu.data.division import LabelCounts
+from fedspu.data.partition import LabelCounts
 from fedspu.errors import SettingsError
 from fedspu.reports.plots import (
     _bars,

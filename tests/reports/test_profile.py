@@ -64,9 +64,9 @@ def test_paths_are_counted_and_explained() -> None:
     assert path_lines(PROFILE, NEURONS) == [
         "",
         "How gradients were computed, exact fast, truncated lean, p = 0.5:",
-        "   1 of the active block alone",
-        "   1 in full, then cut down, as small or without a kernel: b.weight",
-        "   1 in full, as none of its neurons is ever frozen: fc.bias (they reach the "
+        "   1 only for the active block",
+        "   1 in full, then cut down (small, or without a kernel): b.weight",
+        "   1 in full, with neurons that are never frozen: fc.bias (they reach the "
         "model's output)",
     ]
 

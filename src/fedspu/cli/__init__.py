@@ -1,4 +1,4 @@
-"""The ``fedspu`` command, one file for each of its own commands."""
+"""The ``fedspu`` command, with one file for each subcommand."""
 
 from fedspu.cli.main import main
 

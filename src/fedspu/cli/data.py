@@ -259,8 +259,8 @@ def show(
     fedspu data show arrays:mine.npz --partition natural --clients 12 --json
     """
     from fedspu.data import load
-    from fedspu.data.division import count_labels
     from fedspu.data.examples import allot
+    from fedspu.data.partition import count_labels
     from fedspu.reports import label_counts as report
     from fedspu.reports import plots
     from fedspu.tasks.classification import classification

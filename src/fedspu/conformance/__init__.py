@@ -1,12 +1,12 @@
-"""Laws that every method obeys; to be run on ours, and on anybody's.
+"""Laws that every method must obey, ours and yours.
 
-``check`` runs them all on one method and raises a Violation that lists what it found::
+``check`` tries them all on one method and raises a Violation that lists those broken::
 
     from fedspu.conformance import check
 
     check(my_method)  # a Method record, or "package.module:record"
 
-The same from a shell, as tests::
+To run them as tests, from a shell::
 
     FEDSPU_METHOD=package.module:record pytest --pyargs fedspu.conformance
 """
@@ -44,16 +44,16 @@ __all__ = [
 FEDAVG = "at_full_capacity_it_is_fedavg"
 
 EXEMPT: Mapping[str, tuple[str, ...]] = {
-    "fedselect": (FEDAVG,),  # no client has more than half
+    "fedselect": (FEDAVG,),  # no client trains more than half of the neurons
     "fedrep": (FEDAVG,),  # head and body train one after the other
-    "fedala": (FEDAVG,),  # clients mix what came with what they had
+    "fedala": (FEDAVG,),  # clients mix what they received with what they had
 }
-"""Laws that are not meant for a method of ours."""
+"""The laws that do not apply to some of our methods, by method."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one law on one model: ``violation`` is None if it holds."""
+    """The result of one law on one model; ``violation`` is None if the law holds."""
 
     law: str
     model: str
@@ -73,10 +73,11 @@ def check(
 ) -> None:
     """Raise one Violation that lists every law the method does not obey.
 
-    ``model`` builds a model for ``data``, arrays (x, y); both are made here if left
-    out, models of several kinds. ``leave_out`` names laws that are not meant for the
-    method, ``engines`` make engines that must not differ from the one ``simulate`` has,
-    ``settings`` are those of a run, by name, where they should not be as they are here.
+    ``model`` builds a model for ``data``, a pair of arrays (x, y). Without them, the
+    method is tried on several small models and made-up data. ``leave_out`` names laws
+    that do not apply to the method. ``engines`` make further engines, whose runs must
+    equal those of ``simulate``. ``settings``, by name, replace the settings of the runs
+    here.
     """
     findings = examine(
         method,
@@ -105,10 +106,12 @@ def examine(
     engines: tuple[MakeEngine, ...] = ENGINES,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
-    """What comes of every law on every model; arguments as in ``check``."""
+    """The result of every law on every model; takes the arguments of ``check``."""
     record = _record(method, reading) if isinstance(method, str) else method
     if (model is None) != (data is None):
-        raise SettingsError("check: expected a model and data for it, or neither")
+        raise SettingsError(
+            "check: expected a model and data for it, or neither; only one was given"
+        )
     laws = laws_for(record, leave_out)
     given = settings or {}
     setups = [
@@ -119,7 +122,7 @@ def examine(
         setups = [Setup(name, model, data, engines, given)]
     cases = [Case(record, setup) for setup in setups]
     for case in cases:
-        _ = case.prepared  # a model or data that will not do is refused as in any run
+        _ = case.prepared  # an unusable model or data raises the same error as in a run
     return [_try(law, name, case) for case in cases for name, law in laws.items()]
 
 
@@ -129,11 +132,11 @@ def _record(name: str, reading: str | None) -> Method:
 
 
 def laws_for(method: Method, leave_out: Iterable[str] = ()) -> dict[str, Law]:
-    """The laws that are meant for a method, by name."""
+    """The laws that apply to a method, by name."""
     omitted = {*leave_out, *EXEMPT.get(method.name, ())}
     for name in sorted(omitted - LAWS.keys()):
         raise SettingsError(
-            f"leave_out = {name!r}: expected names of {', '.join(LAWS)}"
+            f"leave_out = {name!r}: no such law; expected names from {', '.join(LAWS)}"
             f"{nearest(name, list(LAWS))}"
         )
     return {name: law for name, law in LAWS.items() if name not in omitted}

@@ -1,6 +1,6 @@
 """A method on some model and data, and the runs that laws look at.
 
-Runs are played when a law asks for them, once.
+A run is played when a law first asks for it, and only once.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from fedspu.settings import MethodSettings, Settings, flatten, nest
 MakeEngine = Callable[[Plan, DividedData], Engine]
 
 ENGINES: tuple[MakeEngine, ...] = ()
-"""Engines that must not differ from the one that ``simulate`` plays on."""
+"""Further engines, whose runs must equal those of ``simulate``."""
 
 SETTINGS: dict[str, Any] = {
     "seed": 3,
@@ -46,8 +46,8 @@ SETTINGS: dict[str, Any] = {
     "data.min_examples": 8,
     "judge.clients": 3,
 }
-"""Five clients, three a round. In the first two rounds only the weaker three take part,
-so that there are entries that nobody trains."""
+"""Five clients, three per round. In the first two rounds only the three weaker clients
+take part, so there are entries that no client trains."""
 
 STOPPING: dict[str, Any] = {
     "early_stopping.on": True,
@@ -55,22 +55,22 @@ STOPPING: dict[str, Any] = {
     "train.lr": 0.3,
     "rounds": 3,
 }
-"""Nearly all that counts is the validation loss, which rises: clients do stop."""
+"""Stopping depends almost only on the validation loss, which rises: clients do stop."""
 
 IDLE: dict[str, Any] = {"train.lr": 0.0}
-"""Nobody learns."""
+"""No client learns anything."""
 
 FULL: dict[str, Any] = {"clients.capacities": [1.0], "data.partition": "iid"}
-"""Everyone trains everything, on examples of each class."""
+"""Every client trains the whole model, on examples of every class."""
 
 
-class Interruption(Exception):  # noqa: N818  # no error: the plan
-    """What ends a run that is to be resumed."""
+class Interruption(Exception):  # noqa: N818  # not an error: it is intended
+    """Raised to interrupt a run that is then resumed."""
 
 
 @dataclass(repr=False)
 class Setup:
-    """The model and the data that methods are tried on; FedAvg as their measure."""
+    """The model and data that methods are tried on, and FedAvg to compare them with."""
 
     name: str
     build: Build
@@ -80,9 +80,10 @@ class Setup:
     _measures: dict[Any, "Case"] = field(default_factory=dict)
 
     def fedavg_like(self, method: Method) -> "Case":
-        """FedAvg, in which the same tensors stay, and replies combine in the same way.
+        """FedAvg with the method's own ``stays`` and ``combine``.
 
-        Where tensors stay with the clients, these keep models.
+        If tensors other than norm statistics stay with the clients, each client keeps
+        its own model.
         """
         stay = dict(flatten(self.settings)).get("norm.policy") == "local"
         keeps_own = stay or bool(method.stays(self.neurons) - self.neurons.statistics)
@@ -100,7 +101,7 @@ class Setup:
 
     @cached_property
     def neurons(self) -> Any:
-        """The table of the model, as FedAvg has it."""
+        """The neuron table of the model, as FedAvg uses it."""
         fedavg = make_method(MethodSettings(name="fedavg"))
         return Case(fedavg, self).prepare().plan.neurons
 
@@ -113,14 +114,14 @@ class Case:
     setup: Setup
 
     def __str__(self) -> str:
-        """Method and model; with the method's reading, if it is not the usual one."""
+        """The method and the model, and the reading if it is not the usual one."""
         name, reading = self.method.name, self.method.reading
         usual = find_entry(name).reading if name in METHODS else reading
         told = "" if reading == usual else f" ({reading})"
         return f"{name}{told} on {self.setup.name}"
 
     def prepare(self, build: Build | None = None, **given: Any) -> Prepared:
-        """A run that is ready to be played; some settings changed, by dotted name."""
+        """A run ready to be played; ``given`` changes settings, by dotted name."""
         return prepare(
             {**self._settings(), **given},
             model=build or self.setup.build,
@@ -137,12 +138,12 @@ class Case:
         return {**SETTINGS, **given}
 
     def _stopping(self) -> dict[str, Any]:
-        """What lets clients stop, but for what the setup says otherwise."""
+        """The settings that make clients stop, except those that the setup gives."""
         given = dict(flatten(self.setup.settings))
         return {name: v for name, v in STOPPING.items() if name not in given}
 
     def like_usual(self, **given: Any) -> Prepared:
-        """The usual run, changed in what decides neither model nor data."""
+        """The usual run, with changed settings that affect neither model nor data."""
         usual = self.prepared
         settings = self.prepared.plan.settings
         changed = {**dict(flatten(settings.model_dump())), **given}
@@ -150,12 +151,12 @@ class Case:
         return replace(usual, plan=plan)
 
     def play(self, ready: Prepared, rounds: int | None = None) -> Recording:
-        """Record a run; to its end, or so many rounds."""
+        """Record a run to its end, or for this many rounds."""
         with one_thread():
             return record(ready.plan, ready.examples, rounds)
 
     def play_on(self, make: MakeEngine, ready: Prepared) -> list[Round]:
-        """Play a run on some engine."""
+        """Play a run on another engine."""
         engine = make(ready.plan, ready.examples)
         try:
             with one_thread():
@@ -173,17 +174,17 @@ class Case:
 
     @cached_property
     def usual(self) -> Recording:
-        """A run as it comes, without early stopping."""
+        """A run with the usual settings, without early stopping."""
         return self.play(self.prepared)
 
     @cached_property
     def stopping(self) -> Recording:
-        """A run with early stopping, in which some do stop."""
+        """A run with early stopping, in which some clients do stop."""
         return self.play(self.like_usual(**self._stopping()))
 
     @cached_property
     def full(self) -> Recording:
-        """A run in which every client has capacity for everything."""
+        """A run in which every client has capacity for the whole model."""
         if self.method.remodel is not None:
             return self.play(self.prepare(**FULL))
         ready = self.like_usual(**FULL)
@@ -194,19 +195,19 @@ class Case:
 
     @cached_property
     def idle(self) -> Recording:
-        """A round in which nobody learns: the learning rate is 0."""
+        """One round in which no client learns: the learning rate is 0."""
         return self.play(self.like_usual(**IDLE), rounds=1)
 
     @cached_property
     def still(self) -> Recording:
-        """The same with norms whose statistics stay as they are."""
+        """The same round as ``idle``, with norms whose statistics do not change."""
         if not self.prepared.plan.neurons.statistics:
             return self.idle
         build = holding_still(self.setup.build)
         return self.play(self.prepare(build, **IDLE), rounds=1)
 
     def without(self, part: str, like: Recording, rounds: int) -> Recording:
-        """Rounds like another run's, with no sense in the examples of one part."""
+        """A run's first rounds again, with nonsense as the examples of one part."""
         data, splits = like.examples.data, like.examples.splits
         x = data.x.clone()
         for split in splits:
@@ -227,7 +228,7 @@ class Case:
 
     @cached_property
     def resumed(self) -> "Resumed":
-        """The same run by ``simulate``, interrupted after two rounds, and resumed."""
+        """The run with early stopping, by ``simulate``; interrupted, then resumed."""
         rounds: list[Round] = []
 
         def interrupt(plan: Plan, played: Round) -> None:
@@ -256,7 +257,10 @@ class Case:
                 run = resume(path, watch=watch, workers=1, **given)
                 clients = run.last.federation.last
                 return Resumed(run, rounds, {k: run.memory(k) for k in clients})
-        raise RuntimeError("the run ended before it could be interrupted")
+        raise RuntimeError(
+            "the run ended before round 2, after which it is interrupted and resumed; "
+            "give it more rounds"
+        )
 
 
 @dataclass(frozen=True)
@@ -264,7 +268,7 @@ class Resumed:
     """A run on two workers, interrupted, and resumed on one."""
 
     run: Run
-    rounds: list[Round]  # before and after
+    rounds: list[Round]  # before and after the interruption
     memories: dict[int, Memory]
 
 
@@ -276,5 +280,5 @@ def _engine(make: MakeEngine) -> str:
 
 
 def _nonsense(x: Tensor) -> Tensor:
-    """Values far away from all others; in whole numbers, other examples' values."""
+    """Values far from all real ones; for whole numbers, another example's values."""
     return 31 * x.flip(0) + 7 if x.is_floating_point() else x.flip(0)

@@ -1,7 +1,7 @@
 """Which entries of a model belong to which neurons, worked out the slow way.
 
-A boolean for every entry, from the numbers in the neuron table: nothing here leans on
-the index blocks that are on trial.
+It makes a boolean for every entry, from the numbers in the neuron table. It does not
+use the index blocks, because they are what is being tested.
 """
 
 from collections.abc import Mapping
@@ -54,9 +54,9 @@ def held_by_slim(neurons: Neurons, active: Active) -> Active:
 def at_full_size(
     neurons: Neurons, held: Active, slim: State, like: State
 ) -> tuple[State, dict[str, Tensor]]:
-    """A slim model's values where they lie in the full one, and which entries it has.
+    """A slim model's values at their places in the full one, and which entries it has.
 
-    What it does not have is as in ``like``.
+    Entries it does not have are those of ``like``.
     """
     full, exists = {}, {}
     for name, whole in like.items():
@@ -76,7 +76,7 @@ def as_bytes(values: Tensor) -> bytes:
 
 
 def differs(a: Tensor, b: Tensor) -> Tensor:
-    """For each entry, whether its bits differ; -0.0 is not 0.0, NaN is NaN."""
+    """For each entry, whether its bits differ: -0.0 is not 0.0, but NaN equals NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return torch.ones(a.shape, dtype=torch.bool)
     size = a.element_size()
@@ -90,13 +90,13 @@ def first_difference(
     wanted: Mapping[str, Tensor],
     where: Mapping[str, Tensor] | None = None,
 ) -> str | None:
-    """Where two states differ first, and by how much; None if nowhere.
+    """The first difference between two states, in words; None if there is none.
 
-    ``where`` has a boolean for each entry that counts, of the tensors that count.
+    If ``where`` is given, only its tensors are compared, where it is True.
     """
     if where is None and found.keys() != wanted.keys():
         odd = sorted(found.keys() ^ wanted.keys())
-        return f"{', '.join(odd)} in one of the two only"
+        return f"{', '.join(odd)} can be found in only one of the two"
     for name in wanted if where is None else where:
         if found[name].shape != wanted[name].shape:
             return (

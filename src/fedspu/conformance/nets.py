@@ -1,4 +1,4 @@
-"""Small models of several kinds, and made examples to try a method on."""
+"""Small models of several kinds, and made-up examples, to try a method on."""
 
 from collections.abc import Callable
 from functools import cache
@@ -16,9 +16,9 @@ Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 @cache
 def made_examples(count: int = 64) -> Arrays:
-    """Grey noise of 4x4, with labels that say nothing about it.
+    """Grey 4x4 images of noise, with labels that have nothing to do with them.
 
-    So a validation loss soon rises, and clients stop early where they may.
+    So the validation loss soon rises, and with early stopping, clients do stop.
     """
     rng = np.random.default_rng(11)
     x = rng.normal(size=(count, 1, 4, 4)).astype(np.float32)
@@ -26,7 +26,7 @@ def made_examples(count: int = 64) -> Arrays:
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with batch norms; what reads them is a flattened map."""
+    """Two convolutions with batch norms; a linear layer reads their flattened map."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class ConvNet(nn.Module):
 def mlp() -> nn.Module:
     """Two hidden layers, no norms, no buffers.
 
-    The first is so wide that a random choice of neurons travels as its key.
+    The first is so wide that a random choice of its neurons is sent as a key.
     """
     return nn.Sequential(
         *(nn.Flatten(), nn.Linear(16, 136), nn.ReLU(), nn.Linear(136, 5), nn.ReLU()),
@@ -56,7 +56,7 @@ def mlp() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A residual block: neurons of two layers that cannot be told apart."""
+    """A residual block, in which two layers share one group of neurons."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """A Transformer layer over the rows of an image: heads, layer norms."""
+    """A Transformer layer over the rows of an image, with heads and layer norms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A GRU over the rows of an image: three gates for each neuron."""
+    """A GRU over the rows of an image, with three gates for each neuron."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def holding_still(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The same model, whose norm statistics never move: norm momentum 0."""
+    """The same model with norm momentum 0, so its norm statistics never change."""
 
     def still() -> nn.Module:
         model = build()

@@ -1,7 +1,7 @@
-"""A small federation, played by an engine that writes everything down.
+"""A small federation, played by an engine that records everything.
 
-Every request, every reply, the packets they became, each client's memory, and its model
-before and after training.
+It records every request and reply, the packets they became, each client's memory, and
+its model before and after training.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedspu.data.examples import DividedData
 from fedspu.federation.client import Client
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
     JudgeRequest,
     Packet,
@@ -34,12 +34,12 @@ from fedspu.methods.method import Memory, Method, Trained, Turn
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.table import Active, Neurons, State
 from fedspu.settings import TrainSettings
-from fedspu.training import LocalTraining
+from fedspu.training.epochs import LocalTraining
 
 
 @dataclass(frozen=True, repr=False)
 class RecordedTraining:
-    """What one client's training was given, and what came of it."""
+    """What one client's training was given, and what it returned."""
 
     neurons: Neurons  # the model's own table, slim if it is slim
     active: Active
@@ -54,7 +54,7 @@ class RecordedTraining:
 
 @dataclass(frozen=True, repr=False)
 class RecordedTurn:
-    """One client's turn; what comes after a failure is None."""
+    """One client's turn; if it failed, the fields not reached are None."""
 
     round: int
     client: int
@@ -62,7 +62,7 @@ class RecordedTurn:
     down: Packet
     before: Memory
     training: RecordedTraining | None = None
-    reply: TrainReply | None = None  # as the client gave it, before it became bytes
+    reply: TrainReply | None = None  # as the client returned it, before it became bytes
     after: Memory | None = None
     up: Packet | None = None
     arrived: TrainReply | None = None  # as the server reads it
@@ -70,7 +70,7 @@ class RecordedTurn:
 
 @dataclass(repr=False)
 class Recording:
-    """All that was seen of one run."""
+    """Everything that was recorded about one run."""
 
     plan: Plan
     examples: DividedData
@@ -82,7 +82,7 @@ class Recording:
 
     @property
     def last(self) -> Federation:
-        """Where the run stands at its end."""
+        """The server's state at the end of the run."""
         return self.federations[-1]
 
     def in_round(self, t: int) -> list[RecordedTurn]:
@@ -90,13 +90,13 @@ class Recording:
         return [turn for turn in self.turns if turn.round == t]
 
     def cohorts(self) -> list[list[int]]:
-        """Who took part, round by round."""
+        """The clients that took part, round by round."""
         rounds = range(1, len(self.federations))
         return [[turn.client for turn in self.in_round(t)] for t in rounds]
 
 
 def record(plan: Plan, examples: DividedData, rounds: int | None = None) -> Recording:
-    """Play a plan to its end, for so many rounds, or to where it fails."""
+    """Play a plan to its end, for this many rounds, or until it fails."""
     recording = Recording(plan, examples, initial=copy_of(plan.initial))
     start = Federation(0, plan.initial)
     recording.federations.append(_copy_federation(start))
@@ -104,13 +104,13 @@ def record(plan: Plan, examples: DividedData, rounds: int | None = None) -> Reco
         engine = RecordingEngine(recording)
         for played in islice(play(engine.plan, engine, start, Scores()), rounds):
             recording.federations.append(_copy_federation(played.federation))
-    except Exception as error:  # whatever a faulty method comes to
+    except Exception as error:  # a faulty method may raise anything
         recording.error = error
     return recording
 
 
 class RecordingEngine:
-    """An engine that plays all clients itself and writes everything down."""
+    """An engine that plays all clients itself and records everything."""
 
     facts = Facts()
 
@@ -123,7 +123,7 @@ class RecordingEngine:
         self._trained: list[RecordedTraining] = []
 
     def _watched(self, method: Method) -> Method:
-        """The same method, with someone to look on while it trains."""
+        """The same method, with its training recorded."""
 
         def train(turn: Turn, local: LocalTraining) -> Trained:
             begin = state_of(local.model)
@@ -173,7 +173,7 @@ class RecordingEngine:
         turns.append(turn)
         received = unpack_request(self.plan, down)
         if not isinstance(received, TrainRequest):
-            raise RuntimeError("a request to train became another one")
+            raise RuntimeError("a train request was read back as another kind")
         self._trained.clear()
         reply, after = self.client.take_turn(received, memory)
         if not self._trained:
@@ -188,14 +188,14 @@ class RecordingEngine:
         turns[-1] = turn = replace(turn, up=up)
         arrived = unpack_reply(self.plan, request, up)
         if not isinstance(arrived, TrainReply):
-            raise RuntimeError("a reply became one of another kind")
+            raise RuntimeError("a train reply was read back as another kind")
         turns[-1] = replace(turn, arrived=_copy_reply(arrived))
         memories[request.client] = after
         self.client.shelf.put(request.client, request.round, after)
         return Answer(arrived, Cost.of(down, up))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to close."""
 
 
 class Noted(np.random.Generator):
@@ -212,11 +212,11 @@ class Noted(np.random.Generator):
         return order
 
 
-# Copies, so that nothing that is changed later changes what was seen -----------------
+# Copies, so that later changes do not reach the recording -----------------------------
 
 
 def copy_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values in memory of their own."""
+    """A copy of every tensor, by name."""
     return {name: values.clone() for name, values in tensors.items()}
 
 

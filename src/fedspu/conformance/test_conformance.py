@@ -1,7 +1,7 @@
 """The laws as tests: ``pytest --pyargs fedspu.conformance``.
 
-All methods of fedspu, or the one that the environment names, as it is named in
-settings; ``fjord@original`` is another reading of one of ours::
+They test all methods of fedspu, or only the one in FEDSPU_METHOD. It is named as in
+settings; ``fjord@original`` is another reading of one of our methods::
 
     FEDSPU_METHOD=package.module:record pytest --pyargs fedspu.conformance
     FEDSPU_METHOD=... FEDSPU_LEAVE_OUT=law,law pytest --pyargs fedspu.conformance
@@ -21,7 +21,7 @@ from fedspu.settings import MethodSettings
 
 
 def methods_on_trial() -> dict[str, Method]:
-    """The method that the environment names, or all of ours."""
+    """The method that FEDSPU_METHOD names, or all of ours."""
     if named := os.environ.get("FEDSPU_METHOD"):
         name, _, reading = named.partition("@")
         chosen = MethodSettings.model_validate(
@@ -35,7 +35,7 @@ METHODS = methods_on_trial()
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Model, method and law; tests of one case follow each other."""
+    """Every model, method and law, one case after the other."""
     leave_out = [n for n in os.environ.get("FEDSPU_LEAVE_OUT", "").split(",") if n]
     for model in MODELS:
         for name, method in METHODS.items():
@@ -57,7 +57,7 @@ def case(model: str, method: str) -> Case:
 
 @pytest.mark.parametrize(("model", "method", "law"), list(cases()))
 def test_a_method_obeys_the_law(model: str, method: str, law: str) -> None:
-    """What is violated is said in one paragraph; an error has its traceback."""
+    """A violation is reported in one paragraph, an error with its traceback."""
     violation = None
     try:
         LAWS[law](case(model, method))

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fedspu.data.dataset import Dataset
-from fedspu.data.division import Indices, Labels, partition
+from fedspu.data.partition import Indices, Labels, partition
 from fedspu.data.splits import MIN_EXAMPLES, Splits
 from fedspu.errors import SettingsError
+from fedspu.random_streams import stream
 from fedspu.settings import Settings
-from fedspu.streams import stream
 from fedspu.tasks.task import Task
 
 WITHOUT_CLASSES = ("iid", "natural", "quantity")

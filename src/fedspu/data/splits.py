@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspu.errors import DataError, SettingsError
-from fedspu.streams import stream
+from fedspu.random_streams import stream
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]

@@ -13,7 +13,7 @@ from fedspu.engines.machine import (
     num_cores,
 )
 from fedspu.engines.workers import WorkersEngine, can_fork, window
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Engine
 from fedspu.settings import Settings

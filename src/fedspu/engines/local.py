@@ -6,7 +6,7 @@ import torch
 
 from fedspu.engines.machine import warm_up
 from fedspu.federation.client import Client, Examples
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import Request, pack_request, unpack_reply
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Answer, Cost, Facts

@@ -14,7 +14,7 @@ import torch
 
 from fedspu.errors import SettingsError
 from fedspu.federation.plan import Plan, first_line
-from fedspu.training import make_optimizer
+from fedspu.training.epochs import make_optimizer
 
 # Devices, cores and threads -----------------------------------------------------------
 

@@ -27,7 +27,7 @@ from fedspu.data.examples import DividedData
 from fedspu.engines.machine import forget_peak, peak_rss_bytes, warm_up
 from fedspu.errors import FedSPUError
 from fedspu.federation.client import Client
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
     Packet,
     Request,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedspu.errors import TrainingError
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
@@ -28,16 +28,11 @@ from fedspu.methods.method import ClientRound, Memory, ModelState, Turn, Which
 from fedspu.neurons.blocks import extract, merge
 from fedspu.neurons.slim import slim_state, slimmable
 from fedspu.neurons.table import Active, State
-from fedspu.streams import stream, torch_stream
-from fedspu.training import (
-    LocalTraining,
-    Score,
-    blended_loss,
-    check_finite,
-    evaluate,
-    has_stopped,
-    make_augmentation,
-)
+from fedspu.random_streams import stream, torch_stream
+from fedspu.training.augmentation import make_augmentation
+from fedspu.training.early_stopping import blended_loss, has_stopped
+from fedspu.training.epochs import LocalTraining, check_finite
+from fedspu.training.evaluation import Score, evaluate
 
 
 class Examples(Protocol):

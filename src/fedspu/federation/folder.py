@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from fedspu.errors import StorageError
-from fedspu.federation.memory import Shelf, ShelfError, read_state, write_whole
+from fedspu.federation.client_memory import Shelf, ShelfError, read_state, write_whole
 from fedspu.federation.rounds import Round, Scores, drop_old_memories
 from fedspu.federation.saved_run import (
     INDEX,

@@ -21,7 +21,7 @@ from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer, Which
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Payload, State
-from fedspu.streams import KEY_BYTES, generator
+from fedspu.random_streams import KEY_BYTES, generator
 
 VERSION = 1
 """The version of the message format; others are refused."""

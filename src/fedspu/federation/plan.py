@@ -19,9 +19,10 @@ from fedspu.neurons.blocks import state_of
 from fedspu.neurons.choose import as_fraction
 from fedspu.neurons.mapping import map_neurons
 from fedspu.neurons.table import Active, Blocks, Neurons, State
+from fedspu.random_streams import stream, torch_stream
 from fedspu.settings import Settings, TrainSettings
-from fedspu.streams import stream, torch_stream
 from fedspu.tasks.task import Task, check_output
+from fedspu.training.schedule import in_round
 
 Build = Callable[[], nn.Module]
 
@@ -102,7 +103,7 @@ class Plan:
 
     def train_settings(self, round: int) -> TrainSettings:
         """How clients train in a round: its learning rate follows the schedule."""
-        return self.settings.train.in_round(round, self.settings.rounds)
+        return in_round(self.settings.train, round, self.settings.rounds)
 
     def travelling(self, active: Active) -> Blocks:
         """The blocks of the active neurons that travel."""

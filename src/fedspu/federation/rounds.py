@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from fedspu.errors import FedSPUError
-from fedspu.federation.memory import Shelf
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
     JudgeReply,
     Packet,

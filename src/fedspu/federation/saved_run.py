@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedspu.errors import StorageError
-from fedspu.federation.memory import Shelf, read_state
+from fedspu.federation.client_memory import Shelf, read_state
 from fedspu.federation.rounds import Scores
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory

@@ -12,8 +12,8 @@ from fedspu.methods.method import Offer, Which
 from fedspu.neurons.average import Update
 from fedspu.neurons.blocks import extract
 from fedspu.neurons.table import Active, State
+from fedspu.random_streams import stream
 from fedspu.settings import ServerSettings
-from fedspu.streams import stream
 
 
 @dataclass(frozen=True)

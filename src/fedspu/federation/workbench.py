@@ -11,7 +11,7 @@ from fedspu.neurons.blocks import load_state, named_tensors
 from fedspu.neurons.layers import kind_of
 from fedspu.neurons.slim import slim_model, slim_neurons
 from fedspu.neurons.table import Active, Neurons
-from fedspu.streams import torch_stream
+from fedspu.random_streams import torch_stream
 
 MAX_SLIM = 16
 """At most this many slim models are kept; most methods need one per capacity."""

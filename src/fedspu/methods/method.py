@@ -16,9 +16,9 @@ from fedspu.neurons.average import Accumulator, average_by_examples
 from fedspu.neurons.blocks import merge, state_of
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Neurons, Payload, State
-from fedspu.streams import generator, stream_key
+from fedspu.random_streams import generator, stream_key
 from fedspu.tasks.task import Task
-from fedspu.training import LocalTraining, train
+from fedspu.training.epochs import LocalTraining, train
 
 Which = Literal["personal", "global"]
 """The model a client would use now, or the server's."""

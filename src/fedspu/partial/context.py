@@ -2,11 +2,12 @@
 
 Inside ``partial_training`` each parameter with frozen entries is a ``PartialWeight``:
 it reads as the full weight everywhere, while the value that trains is a leaf, its
-active block. Weighted operations (``kernels.py``) compute only the block's gradient;
-any other operation on the weight computes the full gradient and passes on the block's
-part. So frozen entries have no gradient and no optimizer state, whatever the optimizer,
-and functional calls, tied weights and layers used twice need no special handling.
-Small networks that are one chain of layers take a faster path (``chain/run.py``).
+active block. Weighted operations (``block_gradients.py``) compute only the block's
+gradient; any other operation on the weight computes the full gradient and passes on the
+block's part. So frozen entries have no gradient and no optimizer state, whatever the
+optimizer, and functional calls, tied weights and layers used twice need no special
+handling. Small networks that are one chain of layers take a faster path
+(``chain/run.py``).
 """
 
 from collections.abc import Iterator, Mapping

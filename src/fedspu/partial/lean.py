@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from fedspu.partial.block_gradients import fill
 from fedspu.partial.interception import replaced_forward
-from fedspu.partial.kernels import fill
 from fedspu.partial.norms import LayerNormPart, NormPart, make_layer_normed
 from fedspu.partial.notes import (
     Remake,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedspu.partial.kernels import fill
+from fedspu.partial.block_gradients import fill
 from fedspu.partial.spans import Span, take_span
 
 

@@ -1,6 +1,7 @@
 """Weighted operations on partial weights, each run by a kernel for its active block.
 
-``kernels.py`` has the arithmetic; here calls of PyTorch functions are mapped to it.
+``block_gradients.py`` has the arithmetic; here calls of PyTorch functions are mapped
+to it.
 """
 
 from inspect import signature
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedspu.neurons.attention import multi_head
-from fedspu.partial.kernels import (
+from fedspu.partial.block_gradients import (
     Convolution,
     ConvolutionPart,
     EmbeddingPart,

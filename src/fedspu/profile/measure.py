@@ -20,9 +20,9 @@ from fedspu.neurons.table import Active, Neurons
 from fedspu.partial.context import partial_training, paths
 from fedspu.partial.weight import Mode, Saves
 from fedspu.profile.flops import flop_limits
-from fedspu.profile.memory import Loss, StepBytes, step_bytes
 from fedspu.profile.paper import paper_bytes
-from fedspu.streams import stream
+from fedspu.profile.peak_memory import Loss, StepBytes, step_bytes
+from fedspu.random_streams import stream
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 

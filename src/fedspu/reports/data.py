@@ -14,13 +14,13 @@ from fedspu.data.dataset import Dataset
 from fedspu.data.files import compare
 from fedspu.units import size
 
-CHUNK = 512  # examples at a time: the whole may not fit into memory as floats
+CHUNK = 512  # examples at a time: as floats, all of them may not fit into memory
 
 
 def describe(dataset: Dataset, source: Source) -> dict[str, Any]:
-    """Counts, shape, mean and deviation of every example, and where it all came from.
+    """Counts, shape, mean and deviation of a data set, and where it came from.
 
-    Bytes are counted from 0 to 1, before they are scaled.
+    For the mean and deviation, bytes are divided by 255, and not scaled further.
     """
     mean, deviation = _moments(dataset.x)
     counts = torch.bincount(dataset.y, minlength=dataset.num_outputs).tolist()
@@ -49,10 +49,10 @@ def describe(dataset: Dataset, source: Source) -> dict[str, Any]:
 
 
 def compare_sources(files: tuple[Path, ...], source: Source) -> str:
-    """Whether these are the very files that are published, in words."""
+    """Whether these are exactly the published files, in words."""
     downloads = {download.name: download for download in source.downloads}
     if not files or not all(file.name in downloads for file in files):
-        return "not compared: not the published files themselves"
+        return "not compared: these are not the published files themselves"
     for file in files:
         problem = compare(file, downloads[file.name])
         if problem:
@@ -73,7 +73,7 @@ def class_table(found: dict[str, Any]) -> Table:
 
 
 def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What ``describe`` found, in words: a title and a text at a time."""
+    """What ``describe`` found, in words, as pairs of title and text."""
     examples, official = found["examples"], found["official_examples"]
     differs = official is not None and examples != official
     yield (
@@ -106,14 +106,14 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _moments(x: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each channel; nothing for tokens."""
+    """Mean and deviation of each channel; two empty lists for tokens."""
     if x.dtype == torch.int64:
         return [], []
     total = squares = torch.zeros(1, dtype=torch.float64)
     has_channels = x.dim() > 2
     for part in x.split(CHUNK):
         values = part.double() / (255 if x.dtype == torch.uint8 else 1)
-        # (channels, everything else), or one row of all
+        # (channels, everything else), or everything in one row
         rows = values.transpose(0, 1).flatten(1) if has_channels else values.view(1, -1)
         total = total + rows.sum(1)
         squares = squares + rows.square().sum(1)

@@ -1,4 +1,4 @@
-"""How a run shows while it is played: a live bar on a terminal, else plain lines."""
+"""A run's progress while it is played: a live bar on a terminal, else plain lines."""
 
 import sys
 from types import TracebackType
@@ -18,7 +18,7 @@ from fedspu.units import size
 
 
 class Display:
-    """Watches a run; use as a context, and hand ``watch`` to the run."""
+    """Shows a run's progress; use it as a context, and pass ``watch`` to the run."""
 
     def __init__(self, label: str, is_quiet: bool = False) -> None:
         self.label, self.is_quiet = label, is_quiet

@@ -19,7 +19,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def half_interval(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % interval of the mean, by Student's t."""
+    """Half the width of the mean's 95 % interval (Student's t); None for one value."""
     n = len(values)
     if n < 2:
         return None
@@ -31,7 +31,7 @@ def half_interval(values: Sequence[float]) -> float | None:
 def _t95(freedom: int) -> float:
     if freedom <= len(_T95):
         return _T95[freedom - 1]
-    return 1.95996 + 2.3723 / freedom + 2.8225 / freedom**2  # its expansion
+    return 1.95996 + 2.3723 / freedom + 2.8225 / freedom**2  # expansion for large n
 
 
 def mean_shown(values: Sequence[float | None], is_share: bool) -> str:

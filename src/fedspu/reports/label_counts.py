@@ -1,4 +1,4 @@
-"""Who has what, for people and for scripts: what ``fedspu data show`` prints."""
+"""Which client has which classes, as ``fedspu data show`` prints it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedspu.data.dataset import Dataset
-from fedspu.data.division import LabelCounts
+from fedspu.data.partition import LabelCounts
 from fedspu.resolve import resolve
 from fedspu.settings import Settings
 
 SHADES = ((0.75, "█"), (0.5, "▓"), (0.25, "▒"), (0.05, "░"), (0.0, "·"))
-"""Shares of a client's examples, from which on a shade is drawn."""
+"""Each shade, with the smallest share of a client's examples that it stands for."""
 
-LEGEND = "of a client's examples:  · some  ░ 5 %  ▒ 25 %  ▓ 50 %  █ 75 % or more"
+LEGEND = "share of a client's examples:  · some  ░ 5 %  ▒ 25 %  ▓ 50 %  █ 75 % or more"
 
 MAX_ROWS = 30
 MAX_CELL = 6
@@ -28,13 +28,13 @@ MAX_NAMES = 40
 
 
 def settings_for(given: Mapping[str, Any]) -> Settings:
-    """Settings of how data is divided; those that only a run reads do not matter."""
+    """Settings for dividing data; those that only a run uses get arbitrary values."""
     unread = {"model": "mlp", "clients.per_round": 1, "clients.capacities": [1.0]}
     return resolve({**unread, **given})
 
 
 def title(settings: Settings, data: Dataset) -> str:
-    """What is divided, among how many, and how."""
+    """What is divided, among how many clients, and how."""
     kind = settings.data.partition
     how = {"shards": f", {settings.data.shards} each", "iid": "", "natural": ""}
     return (
@@ -62,7 +62,7 @@ class Columns:
 
 
 def fit_columns(found: LabelCounts, width: int) -> Columns:
-    """Cells as wide as fit beside each other; of too many classes, several in one."""
+    """The widest cells that fit; if classes are too many, several share a cell."""
     num_clients, num_classes = found.counts.shape
     client = max(len("client"), len(str(num_clients - 1)))
     size = max(len("examples"), len(f"{found.sizes.max():,}"))
@@ -117,7 +117,7 @@ def _cells(contents: Sequence[str], columns: Columns) -> str:
 
 
 def sample(number: int, most: int) -> list[int]:
-    """All of 0, 1, … or, of too many, some that are evenly spaced."""
+    """All of 0, 1, …, or ``most`` of them, evenly spaced, if there are more."""
     if number <= most:
         return list(range(number))
     return [int(i) for i in np.linspace(0, number - 1, most).round()]
@@ -130,7 +130,7 @@ def _shade(share: float) -> str:
 
 
 def _heading(names: Sequence[str], num_classes: int, columns: Columns) -> str:
-    """Names of the classes if they fit into their cells, else numbers if they do."""
+    """Class names if they fit into their cells, else class numbers, else a ruler."""
     numbers = [str(number) for number in range(num_classes)]
     for heads in (names, numbers):
         is_narrow = all(len(head) <= columns.shade for head in heads)
@@ -150,9 +150,9 @@ def _bar(share: float, width: int) -> str:
 
 
 def label_table(found: LabelCounts) -> Table:
-    """How the clients' sizes, classes and entropies lie between least and most."""
+    """The spread of sizes, numbers of classes and entropies over the clients."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("of all clients")
+    table.add_column("per client")
     for title in ("min", "10 %", "median", "90 %", "max"):
         table.add_column(title, justify="right")
     table.add_row("examples", *_spread(found.sizes, ",.0f"))
@@ -162,7 +162,7 @@ def label_table(found: LabelCounts) -> Table:
 
 
 def _spread(values: NDArray[Any], form: str) -> list[str]:
-    # A value that some client has, never one between two.
+    # Always a value that some client has, never one in between.
     found = np.quantile(values, (0, 0.1, 0.5, 0.9, 1), method="nearest")
     return [format(float(value), form) for value in found]
 
@@ -177,7 +177,7 @@ def label_lines(found: LabelCounts) -> list[str]:
 
 
 def as_json(found: LabelCounts) -> dict[str, Any]:
-    """All that is known, client by client."""
+    """All counts and entropies, client by client, for scripts."""
     return {
         "examples": int(found.sizes.sum()),
         "entropy_bits": found.whole_entropy,

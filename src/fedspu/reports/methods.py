@@ -31,7 +31,7 @@ def _options(entry: Entry) -> Iterator[str]:
 
 
 def method_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """A block for each method: it reads well in a narrow terminal too."""
+    """A block for each method, which can be read in a narrow terminal too."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()

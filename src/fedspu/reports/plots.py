@@ -1,4 +1,4 @@
-"""Plots: the one place that imports matplotlib, and only once a plot is asked for."""
+"""Plots: the only module that imports matplotlib, and only when a plot is made."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspu.data.division import LabelCounts
+from fedspu.data.partition import LabelCounts
 from fedspu.errors import SettingsError, how_to_install
 from fedspu.profile.measure import Costs, Profile
 from fedspu.reports.label_counts import sample
@@ -65,7 +65,7 @@ def plot_profile(profile: Profile, title: str, path: Path) -> None:
 def plot_label_counts(
     found: LabelCounts, names: Sequence[str], title: str, path: Path
 ) -> None:
-    """Write who has what to a file: a bar for each client, a colour for each class."""
+    """Plot which client has which classes: a bar per client, a colour per class."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6.5), layout="constrained")
@@ -96,10 +96,10 @@ MAX_NAMES = 20
 
 
 def _bars(axes: "Axes", heights: NDArray[Any]) -> None:
-    """Stacked bars, a row of ``heights`` each; one outline for each class is quick."""
+    """Stacked bars, one for each row of ``heights``; one outline per class is fast."""
     num_bars, num_classes = heights.shape
     tops = np.cumsum(heights, axis=1)
-    # Every bar is followed by a gap, where all classes have no height.
+    # Every bar is followed by a gap, where every class has height 0.
     edges = (np.arange(num_bars)[:, None] + [-0.42, 0.42]).ravel()
     for c, color in enumerate(_colors(num_classes)):
         top = np.zeros(2 * num_bars - 1)
@@ -120,7 +120,7 @@ def _colors(number: int) -> list[Any]:
 def _class_key(
     figure: "Figure", axes: "list[Axes]", num_classes: int, names: Sequence[str]
 ) -> None:
-    """Which colour is which class: a legend of few classes, a scale of many."""
+    """Which colour is which class: a legend for few classes, a scale for many."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.patches import Patch

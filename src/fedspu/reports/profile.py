@@ -1,4 +1,4 @@
-"""What training steps cost, for people and for scripts."""
+"""What training steps cost, as a table for people and as JSON for scripts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +61,7 @@ def profile_table(profile: Profile) -> Table:
 
 
 class _Scale:
-    """Shows numbers with as many decimals as give the largest three digits."""
+    """Shows numbers with as many decimals as give the largest one three digits."""
 
     def __init__(self, largest: float) -> None:
         self.decimals = 2 if largest < 10 else 1 if largest < 100 else 0
@@ -95,7 +95,7 @@ def clock_of(profile: Profile) -> str:
 
 LEGEND = {
     "of dense": "against plain PyTorch's step in the same run",
-    "FLOP limit": "the same, were multiplications all that takes time",
+    "FLOP limit": "the same, if only multiplications took time",
     "held": "weights, gradients, and what is saved for the backward pass",
     "peak": "the most that is alive at any moment, temporary tensors included",
     "paper": "its formula: weights; gradients and activations of active neurons",
@@ -115,7 +115,7 @@ def notes(profile: Profile, neurons: Neurons, budget: Budget | None) -> list[str
 def progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
     """On a terminal, a line that says what is going on; elsewhere nothing.
 
-    It is only drawn when told to: a thread of its own would take part in the times.
+    It is redrawn only when called: a thread that redraws it would distort the times.
     """
     console = Console(stderr=True)
     if is_quiet or not console.is_terminal:
@@ -129,15 +129,15 @@ def progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
 
 PATHS = {
     "chain": "by the fast path for small chains",
-    "block": "of the active block alone",
-    "full": "in full, then cut down, as small or without a kernel",
-    "whole": "in full, as none of its neurons is ever frozen",
+    "block": "only for the active block",
+    "full": "in full, then cut down (small, or without a kernel)",
+    "whole": "in full, with neurons that are never frozen",
     "unused": "not at all",
 }
 
 
 def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
-    """How many gradients were computed in which way; those not cut down by name."""
+    """How many gradients were computed in which way; names for all but fast ways."""
     fixed = {name: entry.reason for entry in neurons.fixed for name in entry.tensors}
     ways: dict[tuple[tuple[str, str], ...], list[StepSetting]] = {}
     for row in profile.rows:
@@ -159,7 +159,7 @@ def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
 
 
 def _settings(settings: Sequence[StepSetting]) -> str:
-    """Settings in words: each way with its shares, once where all have the same."""
+    """Settings in words: each way with its p, or p once if all ways have the same."""
     ways: dict[str, list[str]] = {}
     for setting in settings:
         ways.setdefault(setting.way, []).append(f"{setting.p:g}")
@@ -202,12 +202,12 @@ def _choice_line(choice: Choice, wanted: str) -> str:
 
 
 def how_found(budget: Budget) -> str:
-    """How the largest p was looked for."""
+    """How the largest p was found."""
     if budget.seconds is None:
-        return "Found in steps of 0.01, each measured."
+        return "Found to within 0.01; every p that was tried was measured."
     return (
-        "Found in steps of 0.05, each measured; times vary from run to run, so leave "
-        "some room."
+        "Found to within 0.05; every p that was tried was measured. Times vary from run "
+        "to run, so leave some room."
     )
 
 
@@ -219,7 +219,7 @@ def _time(seconds: float) -> str:
 
 
 def as_json(profile: Profile, budget: Budget | None) -> dict[str, Any]:
-    """All that was measured; bytes and seconds."""
+    """Everything that was measured, in bytes and seconds."""
     return {
         "clock": profile.clock,
         "steps": profile.steps,

@@ -11,7 +11,7 @@ from fedspu.units import duration, paper_gb, percent, shown, size, titled
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
-    """The end of one run: how well it did, and what it cost."""
+    """The result of one run: how well it did, and what it cost."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -27,7 +27,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     for p, score in summary[f"personal_{metric}_by_capacity"].items():
         table.add_row(f"  clients with p = {p}", shown(score, is_share))
     table.add_row(
-        "  took part at all",
+        "  clients that took part",
         shown(summary[f"participating_{metric}"], is_share),
         f"{summary['participating_clients']} clients",
     )
@@ -48,7 +48,8 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_row(
         "training time",
         duration(summary["train_seconds"]),
-        f"all clients; {duration(summary['critical_seconds'])} if each had a device",
+        f"all clients; {duration(summary['critical_seconds'])} if each had "
+        "its own device",
     )
     stopped = summary["stopped_clients"]
     rounds = str(summary["rounds_played"])
@@ -84,7 +85,7 @@ def time_table(times: Sequence[Mapping[str, Any]], workers: int) -> Table:
 
 
 PHASES = {
-    "training": "clients' turns, by each worker",
+    "training": "clients' turns, per worker",
     "judging": "judging",
     "server": "choosing, sending, averaging",
     "other": "records, files, display",
@@ -94,7 +95,7 @@ WAITING = "workers waiting, messages"
 
 
 def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """One row for each method and alpha, over its seeds; in the order first met."""
+    """One row for each method and alpha, averaged over seeds, in the order given."""
     cells: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for summary in summaries:
         method = summary.get("label", summary["method"])

@@ -1,7 +1,7 @@
-"""The laws that every method obeys.
+"""The laws that every method must obey.
 
-Each is one function of a case, a method on some model and data, and raises a Violation
-that says what was found instead.
+Each law is a function of a case, which is a method on some model and data. If the
+method breaks the law, it raises a Violation that says what was found instead.
 """
 
 from fedspu.conformance.laws import (  # each adds its laws, in this order

@@ -1,4 +1,4 @@
-"""Laws of what the server makes of replies."""
+"""Laws about how the server combines replies."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -27,10 +27,10 @@ from fedspu.neurons.table import State
 
 @law
 def nothing_is_learnt_from_nothing(case: Case) -> None:
-    """A round in which nobody learns leaves the global model bit for bit as it was.
+    """A round in which no client learns does not change one bit of the global model.
 
-    At learning rate 0 that is every learnable entry, and every entry of a model whose
-    norm statistics stay as they are (norm momentum 0).
+    At learning rate 0, this holds for every learnable entry. With norm momentum 0 too,
+    norm statistics do not change either, and it holds for every entry.
     """
     runs = [(played_to_its_end(case.still), "and norm momentum 0 ")]
     if case.still.plan.neurons.statistics:
@@ -49,13 +49,13 @@ def nothing_is_learnt_from_nothing(case: Case) -> None:
 
 @law
 def an_entry_is_the_mean_of_those_who_trained_it(case: Case) -> None:
-    """An entry is the weighted mean of the clients that trained it, or as it was.
+    """An entry is the weighted mean over the clients that trained it, or unchanged.
 
     Weights are numbers of training examples, or equal if the method combines replies
-    so; a method that combines them in a way of its own is free to, and so is a server
-    with an optimizer. The mean is worked
-    out in float64 here, entry by entry, and may differ in the last place: the server
-    sums differences from its own value, in float64 too, and rounds once.
+    that way. A method that combines them in its own way is not checked, and neither is
+    a server with an optimizer. The mean is computed here in float64, entry by entry.
+    The server's may differ in the last place: it sums differences from its own value,
+    also in float64, and rounds once.
     """
     for run in (case.usual, case.stopping):
         _check_means(case, played_to_its_end(run))
@@ -101,16 +101,17 @@ def _check_means(case: Case, run: Recording) -> None:
                 ]
                 raise Broken(
                     f"after round {after.round} the global "
-                    f"{describe(name, wrong, new, wanted)}; it was "
-                    f"{old[place].item()!r}; of those who trained it "
-                    f"{', '.join(who) or 'there was none'}"
+                    f"{describe(name, wrong, new, wanted)}; before, it was "
+                    f"{old[place].item()!r}; who trained it: "
+                    f"{', '.join(who) or 'no client'}"
                 )
 
 
 def _weighs_by_examples(combine: Callable[[State], Accumulator]) -> bool | None:
-    """Whether replies weigh as many as their examples, or the same; else None.
+    """True if replies are weighted by examples, False if equally, else None.
 
-    Of ours it is known, whatever they do; another way is tried.
+    For our own functions the answer is fixed, so that a fault in them shows; any other
+    function is tried out.
     """
     ours = {average_by_examples: True, average_by_clients: False}
     if combine in ours:
@@ -123,7 +124,7 @@ def _weighs_by_examples(combine: Callable[[State], Accumulator]) -> bool | None:
 
 
 def _last_place(wanted: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """One unit in the last place, and what float64 itself loses on the way."""
+    """One unit in the last place, plus the rounding errors of float64 itself."""
     if not dtype.is_floating_point:
         return torch.zeros_like(wanted)
     form, double = torch.finfo(dtype), torch.finfo(torch.float64)
@@ -133,10 +134,10 @@ def _last_place(wanted: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
 
 @law
 def at_full_capacity_it_is_fedavg(case: Case) -> None:
-    """At p = 1 for all, the global model is that of FedAvg, bit for bit.
+    """With p = 1 for all clients, the global model is FedAvg's, bit for bit.
 
-    Of a FedAvg in which the same tensors stay with clients, and replies combine in the
-    same way: HeteroFL averages over clients and sends no statistics.
+    In that FedAvg, the same tensors stay with clients, and replies are combined in the
+    same way. HeteroFL, for example, averages over clients and sends no statistics.
     """
     if not case.method.exchanges:
         return

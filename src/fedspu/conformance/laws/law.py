@@ -1,4 +1,4 @@
-"""What a law is, and how it says what it found."""
+"""What a law is, and how it reports what it found."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,7 +9,7 @@ from fedspu.conformance.recording import Recording
 Law = Callable[[Case], None]
 
 
-class Violation(AssertionError):  # noqa: N818  # no error: a finding
+class Violation(AssertionError):  # noqa: N818  # not an error: a finding
     """One or several laws that a method does not obey; ``laws`` are their names."""
 
     def __init__(self, text: str, laws: tuple[str, ...]) -> None:
@@ -18,7 +18,7 @@ class Violation(AssertionError):  # noqa: N818  # no error: a finding
 
 
 class Broken(Exception):  # noqa: N818  # as above
-    """What was found, for the law to report."""
+    """What a law found wrong; ``law`` turns it into a Violation."""
 
 
 LAWS: dict[str, Law] = {}
@@ -26,7 +26,7 @@ LAWS: dict[str, Law] = {}
 
 
 def law(function: Law) -> Law:
-    """Make a function a law: what it finds is reported with all names."""
+    """Make a function a law, which reports its own name, the method and the model."""
     says = " ".join((function.__doc__ or "").split("\n\n")[0].split())
 
     @wraps(function)
@@ -36,9 +36,9 @@ def law(function: Law) -> Law:
             function(case)
         except Broken as found:
             raise Violation(f"{broken}: {found}", (function.__name__,)) from None
-        except Exception as error:  # whatever a faulty method comes to
+        except Exception as error:  # a faulty method may raise anything
             raise Violation(
-                f"{broken}: it could not be tried: {in_words(error)}",
+                f"{broken}: the law could not be checked: {in_words(error)}",
                 (function.__name__,),
             ) from error
 
@@ -47,12 +47,12 @@ def law(function: Law) -> Law:
 
 
 def played_to_its_end(run: Recording) -> Recording:
-    """The run, if it came to its end."""
+    """The run; raises the error that ended it early, if there was one."""
     if run.error is not None:
         raise run.error
     return run
 
 
 def in_words(error: BaseException) -> str:
-    """An error's kind and what it says."""
+    """An error's type and message."""
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Laws of what crosses between server and client."""
+"""Laws about what server and client send each other."""
 
 from dataclasses import fields
 
@@ -32,9 +32,9 @@ from fedspu.neurons.table import Active
 
 @law
 def what_came_is_where_it_belongs(case: Case) -> None:
-    """A client begins from its own model, with what it was sent in its place.
+    """A client begins from its own model, updated with what it was sent.
 
-    Its own model is w0 at first, and always in methods whose clients keep none.
+    Its own model is w0 at first, and stays w0 in methods whose clients keep no model.
     """
     run = played_to_its_end(case.usual)
     for turn in run.turns:
@@ -62,9 +62,9 @@ def what_came_is_where_it_belongs(case: Case) -> None:
 def only_what_was_trained_leaves_a_client(case: Case) -> None:
     """Only entries trained this round, positions, counts and losses leave a client.
 
-    Byte by byte: the packet holds nothing else. No learnable entry outside of them
-    changes in training. What reaches a client is the global model's, or w0, and the
-    server keeps nothing of a client but which neurons it trained.
+    Packets are checked byte by byte: they hold nothing else. Training changes no other
+    learnable entry. A client receives only entries of the global model, or w0. All that
+    the server keeps about a client's model is which neurons it trained.
     """
     run = case.usual
     for turn in run.turns:
@@ -84,8 +84,8 @@ def only_what_was_trained_leaves_a_client(case: Case) -> None:
             for name, indices in kept.items():
                 if indices.is_floating_point() or len(indices) > sizes.get(name, 0):
                     raise Broken(
-                        f"the server keeps {indices.numel()} numbers of client "
-                        f"{client} as {name}: no neurons of such a group"
+                        f"the server keeps {indices.numel()} numbers for client "
+                        f"{client} as {name}, which are not neurons of that group"
                     )
 
 
@@ -113,7 +113,7 @@ def _account_for_request(run: Recording, turn: RecordedTurn) -> None:
     if turn.down.values != wanted:
         raise Broken(
             f"{who} has {len(turn.down.values)} bytes of values that are not the "
-            f"{len(wanted)} of the global model's entries it was offered"
+            f"{len(wanted)} bytes of the global model's entries it was offered"
         )
     w0 = b"".join(as_bytes(run.initial[name]) for name in run.plan.neurons.shapes)
     if turn.down.initial not in (b"", w0):
@@ -144,7 +144,7 @@ def _account_for_reply(run: Recording, turn: RecordedTurn, reply: TrainReply) ->
     }
     for what, (said, true) in counts.items():
         if said != true:
-            raise Broken(f"{who} says {what} = {said}, and it is {true}")
+            raise Broken(f"{who} says {what} = {said}, but it is {true}")
     if up is None:
         return
     wanted = b""
@@ -164,17 +164,19 @@ def _account_for_reply(run: Recording, turn: RecordedTurn, reply: TrainReply) ->
             sent, read = getattr(up, part), getattr(again, part)
             if sent != read:
                 raise Broken(
-                    f"{who} has {len(sent)} bytes of {part}, of which the server's "
-                    f"reading accounts for {len(read)}"
+                    f"{who} has {len(sent)} bytes of {part}; what the server read, "
+                    f"packed again, gives {len(read)} different ones"
                 )
 
 
 def _same_neurons(who: str, run: Recording, turn: RecordedTurn, active: Active) -> None:
-    """The neurons a reply names are those that were trained, as many at least."""
+    """Check that a reply names as many neurons of each group as were trained."""
     trained = {name: len(indices) for name, indices in training_of(turn).active.items()}
     named = {name: len(indices) for name, indices in active.items()}
     if trained != named:
-        raise Broken(f"{who} names {named} neurons by group, and {trained} trained")
+        raise Broken(
+            f"{who} names {named} neurons by group, but {trained} were trained"
+        )
 
 
 @law
@@ -190,7 +192,8 @@ def bytes_reported_are_bytes_sent(case: Case) -> None:
             if len(packet.values) != wanted:
                 raise Broken(
                     f"in round {turn.round} a packet of client {turn.client} has "
-                    f"{len(packet.values)} bytes of values, and its entries {wanted}"
+                    f"{len(packet.values)} bytes of values, but its entries take "
+                    f"{wanted}"
                 )
     sent = {(turn.round, turn.client): _bytes_of(turn) for turn in run.turns}
     for when, reports in case.elsewhere.items():
@@ -198,13 +201,15 @@ def bytes_reported_are_bytes_sent(case: Case) -> None:
             for client, answer in report.answers.items():
                 t = report.federation.round
                 if (t, client) not in sent:
-                    raise Broken(f"{when} client {client} takes part in round {t}")
+                    raise Broken(
+                        f"{when} client {client} takes part in round {t}, unlike before"
+                    )
                 for name, wanted in sent[t, client].items():
                     found = getattr(answer.cost, name)
                     if found != wanted:
                         raise Broken(
-                            f"{when} {name} = {found} is reported of client {client} "
-                            f"in round {t}, whose packets have {wanted}"
+                            f"{when} {name} = {found} is reported for client {client} "
+                            f"in round {t}, but its packets have {wanted}"
                         )
     for name in COSTS:
         found = case.resumed.run.summary[name]
@@ -214,7 +219,7 @@ def bytes_reported_are_bytes_sent(case: Case) -> None:
 
 
 def _bytes_of(turn: RecordedTurn) -> dict[str, int]:
-    """What the packets of a turn cost, counted part by part."""
+    """The bytes of a turn's packets, counted part by part."""
     down, up = turn.down, up_of(turn)
     beside = (down.header, down.positions, up.header, up.positions)
     return {

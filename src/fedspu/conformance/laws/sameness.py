@@ -1,4 +1,4 @@
-"""Laws of what must make no difference."""
+"""Laws about what must make no difference."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ def arrival_engine_and_resume_make_no_difference(case: Case) -> None:
             t = report.federation.round
             if sorted(report.answers) != [turn.client for turn in run.in_round(t)]:
                 raise Broken(
-                    f"{when} clients {sorted(report.answers)} take part in round {t}, "
-                    f"and without {[turn.client for turn in run.in_round(t)]}"
+                    f"{when} clients {sorted(report.answers)} take part in round {t}; "
+                    f"expected {[turn.client for turn in run.in_round(t)]}"
                 )
             for turn in run.in_round(t):
                 reply = report.answers[turn.client].reply
@@ -53,7 +53,7 @@ def arrival_engine_and_resume_make_no_difference(case: Case) -> None:
 
 @dataclass
 class _Replay:
-    """An engine that hands in what clients said before, the last of them first."""
+    """An engine that hands in the recorded replies, the last client's first."""
 
     turns: Mapping[int, RecordedTurn]
     facts = Facts()
@@ -61,12 +61,12 @@ class _Replay:
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
     ) -> Iterator[tuple[int, Answer]]:
-        """What they said."""
+        """The recorded replies."""
         for client, turn in sorted(self.turns.items(), reverse=True):
             yield client, Answer(arrived(turn), Cost.of(turn.down, up_of(turn)))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to close."""
 
 
 def _same_end(when: str, rounds: int, run: Recording) -> None:
@@ -75,13 +75,13 @@ def _same_end(when: str, rounds: int, run: Recording) -> None:
 
 
 def same_federation(when: str, found: Federation, wanted: Federation) -> None:
-    """Refuse a server that stands elsewhere."""
+    """Raise Broken if the server's state is not as wanted."""
     after = f"{when}, after round {wanted.round},"
     if wrong := first_difference(found.global_state, wanted.global_state):
         raise Broken(f"{after} the global {wrong}")
     if found.stopped != wanted.stopped:
         raise Broken(
-            f"{after} the clients stopped are {sorted(found.stopped)} instead of "
+            f"{after} the stopped clients are {sorted(found.stopped)} instead of "
             f"{sorted(wanted.stopped)}"
         )
     if dict(found.last) != dict(wanted.last):
@@ -90,7 +90,7 @@ def same_federation(when: str, found: Federation, wanted: Federation) -> None:
             f"{dict(wanted.last)}"
         )
     if wrong := first_difference(found.extra, wanted.extra):
-        raise Broken(f"{after} in the server's memory {wrong}")
+        raise Broken(f"{after} in the server's memory, {wrong}")
     if found.kept.keys() != wanted.kept.keys():
         raise Broken(
             f"{after} the server knows what clients {sorted(found.kept)} kept instead "
@@ -98,11 +98,11 @@ def same_federation(when: str, found: Federation, wanted: Federation) -> None:
         )
     for client, kept in wanted.kept.items():
         if wrong := first_difference(found.kept[client], kept):
-            raise Broken(f"{after} of what client {client} kept {wrong}")
+            raise Broken(f"{after} of what client {client} kept, {wrong}")
 
 
 def same_reply(when: str, turn: RecordedTurn, found: Reply) -> None:
-    """Refuse another reply than was recorded; its values are in the average."""
+    """Raise Broken if a reply is not as recorded; its values show in the average."""
     wanted = arrived(turn)
     who = f"{when} client {turn.client}"
     for what in ("num_examples", "train_loss", "val_loss", "has_stopped"):
@@ -114,7 +114,7 @@ def same_reply(when: str, turn: RecordedTurn, found: Reply) -> None:
 
 
 def same_memory(who: str, found: Memory, wanted: Memory) -> None:
-    """Refuse a client that remembers something else."""
+    """Raise Broken if a client's memory is not as wanted."""
     if found.losses != wanted.losses:
         raise Broken(
             f"{who} remembers the losses {found.losses} instead of {wanted.losses}"
@@ -124,7 +124,7 @@ def same_memory(who: str, found: Memory, wanted: Memory) -> None:
     own, other = found.own, wanted.own
     if own is None or other is None:
         if own is not other:
-            raise Broken(f"{who} has a model of its own in one of two cases only")
+            raise Broken(f"{who} has a model of its own in only one of the two runs")
         return
     if wrong := first_difference(own.state, other.state):
         raise Broken(f"{who} has a model in which {wrong}")
@@ -137,7 +137,7 @@ def the_seed_decides_what_methods_share(case: Case) -> None:
     """One seed gives all methods the same splits, w0, batches, settings and cohorts.
 
     A method with a model of its own (``remodel``) has the first neurons of the same w0.
-    Cohorts are the same as long as nobody stops early.
+    Cohorts are the same as long as no client stops early.
     """
     run = played_to_its_end(case.usual)
     other = played_to_its_end(case.setup.fedavg_like(case.method).usual)
@@ -147,11 +147,11 @@ def the_seed_decides_what_methods_share(case: Case) -> None:
             mine, theirs = getattr(found, part), getattr(wanted, part)
             if not np.array_equal(mine, theirs):
                 raise Broken(
-                    f"client {client} has {len(mine)} {part} examples, and they are "
+                    f"client {client} has {len(mine)} {part} examples, but they are "
                     f"not the {len(theirs)} it has in fedavg"
                 )
     if wrong := first_difference(run.initial, _cut_w0(run.plan, other)):
-        raise Broken(f"the initial {wrong}, which is fedavg's")
+        raise Broken(f"compared with fedavg, the initial {wrong}")
     if run.cohorts() != other.cohorts():
         raise Broken(
             f"clients {run.cohorts()} took part, round by round, and in fedavg "
@@ -172,7 +172,7 @@ def _cut_w0(plan: Plan, other: Recording) -> State:
     cut = {}
     for name, values in other.initial.items():
         inside = is_active(table, first, name, tuple(values.shape))
-        cut[name] = values[inside]  # flat, so of another shape
+        cut[name] = values[inside]  # flat: the wrong shape, unless it is set below
         shape = plan.initial[name].shape if name in plan.initial else values.shape
         if values[inside].numel() == shape.numel():
             cut[name] = values[inside].view(shape)
@@ -213,10 +213,10 @@ def _same_lesson(
 def held_out_examples_are_not_seen(case: Case) -> None:
     """No weight, statistic or stopping decision depends on test examples.
 
-    They make no sense in a second run, in which all that is not judged must be the
-    same. Nor does anything depend on validation examples without early stopping.
+    In a second run, test examples are nonsense, and everything but the judging must be
+    the same. Without early stopping, validation examples must not matter either.
     """
-    # Two rounds, as the first never stops anybody.
+    # Two rounds, because no client ever stops in the first.
     runs = (("test", case.stopping, 2), ("val", case.usual, 1))
     for part, run, rounds in runs:
         when = f"with nonsense in every {part} example"
@@ -226,12 +226,12 @@ def held_out_examples_are_not_seen(case: Case) -> None:
         for turn, like in zip(blind.turns, run.turns, strict=False):
             who = f"{when}, in round {turn.round}, client {turn.client}"
             if turn.client != like.client:
-                raise Broken(f"{who} takes part in the place of client {like.client}")
+                raise Broken(f"{who} takes part instead of client {like.client}")
             same_reply(f"{when}, in round {turn.round},", like, arrived(turn))
             if wrong := first_difference(
                 training_of(turn).sent, training_of(like).sent
             ):
-                raise Broken(f"{who} trained another model: {wrong}")
+                raise Broken(f"{who} trained a different model: {wrong}")
             if turn.after is not None and like.after is not None:
                 same_memory(who, turn.after, like.after)
         same_federation(when, blind.last, run.federations[blind.last.round])

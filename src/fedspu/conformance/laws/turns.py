@@ -16,7 +16,7 @@ from fedspu.neurons.table import Active, State
 
 
 def training_of(turn: RecordedTurn) -> RecordedTraining:
-    """What a client's training was given, and what came of it."""
+    """What a client's training was given, and what it returned."""
     if turn.training is None:
         raise RuntimeError(f"client {turn.client} did not train in round {turn.round}")
     return turn.training
@@ -25,14 +25,14 @@ def training_of(turn: RecordedTurn) -> RecordedTraining:
 def arrived(turn: RecordedTurn) -> TrainReply:
     """A reply as the server reads it."""
     if turn.arrived is None:
-        raise RuntimeError(f"no reply of client {turn.client} in round {turn.round}")
+        raise RuntimeError(f"no reply from client {turn.client} in round {turn.round}")
     return turn.arrived
 
 
 def up_of(turn: RecordedTurn) -> Packet:
     """A reply as it was sent."""
     if turn.up is None:
-        raise RuntimeError(f"no reply of client {turn.client} in round {turn.round}")
+        raise RuntimeError(f"no reply from client {turn.client} in round {turn.round}")
     return turn.up
 
 
@@ -43,7 +43,7 @@ def offered(turn: RecordedTurn) -> Active:
 
 
 def travelling(plan: Plan) -> list[str]:
-    """The tensors that are exchanged: all in the table, but for those that stay."""
+    """The tensors that are exchanged: all in the table, except those that stay."""
     stays = set(plan.method.stays(plan.neurons))
     if plan.settings.norm.policy == "local":
         stays |= plan.neurons.norm_tensors
@@ -51,7 +51,7 @@ def travelling(plan: Plan) -> list[str]:
 
 
 def are_active(run: Recording, active: Active, name: str) -> Tensor:
-    """Which entries of a tensor connect active neurons only."""
+    """Which entries of a tensor connect only active neurons."""
     shape = tuple(run.initial[name].shape)
     return is_active(run.plan.neurons, active, name, shape)
 
@@ -67,7 +67,7 @@ def trained_entries(run: Recording, turn: RecordedTurn, name: str) -> Tensor:
 def model_at_full_size(
     run: Recording, turn: RecordedTurn, state: State
 ) -> tuple[State, dict[str, Tensor]]:
-    """A client's model where it lies in the full one, and which entries it has."""
+    """A client's model at its place in the full one, and which entries it has."""
     active = turn.reply.active if turn.reply else None
     if not run.plan.method.is_slim or active is None:
         return state, {
@@ -78,7 +78,7 @@ def model_at_full_size(
 
 
 def sent_at_full_size(run: Recording, turn: RecordedTurn) -> State:
-    """The model whose trained entries went back, where it lies in the full one."""
+    """The model whose trained entries went back, at its place in the full one."""
     return model_at_full_size(run, turn, training_of(turn).sent)[0]
 
 

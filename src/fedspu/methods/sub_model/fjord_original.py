@@ -51,15 +51,10 @@ from fedspu.neurons.choose import choose_ordered
 from fedspu.neurons.slim import slim_model, slimmable
 from fedspu.neurons.table import Active, Axis, Blocks, NeuronGroup, Neurons
 from fedspu.partial.context import partial_training
+from fedspu.random_streams import stream
 from fedspu.settings import TrainSettings
-from fedspu.streams import stream
 from fedspu.tasks.task import Loss
-from fedspu.training import (
-    LocalTraining,
-    RunningMean,
-    make_optimizer,
-    take_step,
-)
+from fedspu.training.epochs import LocalTraining, RunningMean, make_optimizer, take_step
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

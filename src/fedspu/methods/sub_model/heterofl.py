@@ -36,7 +36,7 @@ from fedspu.neurons.average import average_by_clients
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.layers import kind_of
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
-from fedspu.training import LocalTraining, cut, train
+from fedspu.training.epochs import LocalTraining, cut, train
 
 LABELS = "(labels)"
 """The group of the output rows, one for each label."""

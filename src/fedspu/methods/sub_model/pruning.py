@@ -20,7 +20,7 @@ from fedspu.neurons.choose import choose_top, num_active
 from fedspu.neurons.scores import score_neurons
 from fedspu.neurons.slim import slimmable
 from fedspu.neurons.table import Active
-from fedspu.training import check_finite, train
+from fedspu.training.epochs import check_finite, train
 
 Scores = Mapping[str, Tensor]
 """Group name -> a score for each of its neurons."""

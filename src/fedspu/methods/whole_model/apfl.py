@@ -24,7 +24,7 @@ from fedspu.methods.options import APFLOptions
 from fedspu.neurons.blocks import load_state, state_of
 from fedspu.neurons.table import State
 from fedspu.partial.context import partial_training
-from fedspu.training import LocalTraining, RunningMean, make_optimizer, take_step
+from fedspu.training.epochs import LocalTraining, RunningMean, make_optimizer, take_step
 
 OWN, SHARE = "own:", "share"
 """In a client's memory: its own weights, by name, and its share α of them."""

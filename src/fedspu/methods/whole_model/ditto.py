@@ -19,7 +19,7 @@ import torch
 from fedspu.methods.method import Method, ModelState, Trained, Turn, all_neurons
 from fedspu.methods.options import DittoOptions
 from fedspu.neurons.blocks import state_of
-from fedspu.training import LocalTraining, train
+from fedspu.training.epochs import LocalTraining, train
 
 
 def two_models(turn: Turn, local: LocalTraining, pull: float) -> Trained:

@@ -22,8 +22,8 @@ from torch import Tensor
 from fedspu.methods.method import Method, Trained, Turn, all_neurons, local_epochs
 from fedspu.methods.options import FedALAOptions
 from fedspu.methods.whole_model.fedper import last_layers
-from fedspu.streams import stream
-from fedspu.training import LocalTraining, RunningMean, batches
+from fedspu.random_streams import stream
+from fedspu.training.epochs import LocalTraining, RunningMean, batches
 
 WINDOW, THRESHOLD, MOST = 10, 0.1, 30
 """Weights are learned until the losses of the last WINDOW epochs vary by less than

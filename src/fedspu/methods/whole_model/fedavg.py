@@ -11,7 +11,7 @@ from functools import partial
 
 from fedspu.methods.method import Method, Which, all_neurons
 from fedspu.methods.options import FedAvgOptions
-from fedspu.training import LocalTraining, train
+from fedspu.training.epochs import LocalTraining, train
 
 
 def finetune(local: LocalTraining, which: Which, epochs: int) -> None:

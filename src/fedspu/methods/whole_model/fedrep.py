@@ -22,7 +22,7 @@ from fedspu.methods.method import Method, Trained, Turn
 from fedspu.methods.options import FedRepOptions
 from fedspu.methods.whole_model.fedper import fedper, last_layers
 from fedspu.neurons.blocks import state_of
-from fedspu.training import LocalTraining, train
+from fedspu.training.epochs import LocalTraining, train
 
 
 @contextmanager

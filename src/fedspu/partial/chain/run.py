@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedspu.partial.block_gradients import Convolution
 from fedspu.partial.chain.find import Link, find_chain, is_watched
 from fedspu.partial.chain.pooling import halves, pool, unpool
 from fedspu.partial.interception import replaced_forward
-from fedspu.partial.kernels import Convolution
 from fedspu.partial.norms import batch_norm_back, batch_norm_back_, centre, track
 from fedspu.partial.notes import pack, unpack
 from fedspu.partial.spans import (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedspu import State
 from fedspu.errors import StorageError
-from fedspu.federation.memory import Shelf, pack_memory, unpack_memory
+from fedspu.federation.client_memory import Shelf, pack_memory, unpack_memory
 from fedspu.federation.rounds import Answer, Cost, Round, drop_old_memories
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory, ModelState

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedspu.data.division import PARTITIONS, partition
+from fedspu.data.partition import PARTITIONS, partition
 from fedspu.errors import SettingsError
 
 Parts = list[NDArray[np.int64]]

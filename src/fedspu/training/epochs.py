@@ -1,15 +1,13 @@
-"""Local epochs on one client's examples, evaluation, and the early-stopping rule."""
+"""Local epochs on one client's examples."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu.errors import TrainingError
@@ -17,9 +15,7 @@ from fedspu.neurons.table import Active, Neurons, State
 from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings
 from fedspu.tasks.task import Loss, Task
-
-Augmentation = Callable[[Tensor], Tensor]
-"""Changes a batch of training inputs at random."""
+from fedspu.training.augmentation import Augmentation
 
 
 @dataclass(frozen=True)
@@ -182,92 +178,3 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-
-
-# Augmentation -------------------------------------------------------------------------
-
-CROP = 4
-"""An image is padded by this many pixels on each side, then cropped again."""
-
-
-def make_augmentation(
-    settings: TrainSettings, rng: np.random.Generator
-) -> Augmentation | None:
-    """The random changes that settings ask for, drawn from ``rng``; None if none."""
-    if not settings.augment:
-        return None
-
-    def augment(x: Tensor) -> Tensor:
-        if "flip" in settings.augment:
-            is_flipped = torch.from_numpy(rng.random(len(x)) < 0.5).to(x.device)
-            x = torch.where(is_flipped.view(-1, 1, 1, 1), x.flip(3), x)
-        if "crop" in settings.augment:
-            x = _cropped(
-                x, torch.from_numpy(rng.integers(2 * CROP + 1, size=(2, len(x))))
-            )
-        return x
-
-    return augment
-
-
-def _cropped(x: Tensor, corners: Tensor) -> Tensor:
-    """Each image moved by up to CROP pixels; its edge is repeated."""
-    height, width = x.shape[2:]
-    wide = F.pad(x, (CROP,) * 4, mode="replicate")
-    rows, columns = corners.to(x.device)
-    rows = rows[:, None] + torch.arange(height, device=x.device)
-    columns = columns[:, None] + torch.arange(width, device=x.device)
-    example = torch.arange(len(x), device=x.device).view(-1, 1, 1)
-    # Indices around a slice put the channels last.
-    return wide[example, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-
-# Evaluation ---------------------------------------------------------------------------
-
-BATCH = 512
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss, and the value of the task's metric."""
-
-    loss: float
-    value: float
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Score:
-    """Judge a model in eval mode: nothing in it learns from what it is judged on."""
-    modes = {layer: layer.training for layer in model.modules()}
-    model.eval()
-    loss, count, sums = 0.0, 0, torch.zeros(1, dtype=torch.float64)
-    try:
-        for start in range(0, len(x), BATCH):
-            output, target = model(x[start : start + BATCH]), y[start : start + BATCH]
-            loss += float(task.loss(output, target, reduction="sum"))
-            count += task.count(target)
-            sums = sums + task.metric.measure(output, target)
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode
-    return Score(loss / count, task.metric.value(sums))
-
-
-# Early stopping (Algorithm 2, lines 11 to 15) -----------------------------------------
-
-
-def blended_loss(train_loss: float, val_loss: float, blend: float) -> float:
-    """Eq. 5: L = λ L_train + (1 - λ) L_test, with ``blend`` for λ."""
-    return blend * train_loss + (1 - blend) * val_loss
-
-
-def has_stopped(losses: Sequence[float], patience: int = 1) -> bool:
-    """Whether a client with these losses, one per participation, stops now.
-
-    It stops once the last ``patience`` losses each exceed, strictly, the one before; so
-    never at its first participation.
-    """
-    if len(losses) <= patience:
-        return False
-    recent = losses[-patience - 1 :]
-    return all(now > before for before, now in pairwise(recent))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspu import choose_random
-from fedspu.streams import generator, stream, stream_key, torch_stream
+from fedspu.random_streams import generator, stream, stream_key, torch_stream
 from tests.oracles.models import mapped
 
 names = st.tuples(

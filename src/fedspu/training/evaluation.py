@@ -1,0 +1,36 @@
+"""Judge a model on examples: its mean loss, and the task's metric."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedspu.tasks.task import Task
+
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss, and the value of the task's metric."""
+
+    loss: float
+    value: float
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Score:
+    """Judge a model in eval mode: nothing in it learns from what it is judged on."""
+    modes = {layer: layer.training for layer in model.modules()}
+    model.eval()
+    loss, count, sums = 0.0, 0, torch.zeros(1, dtype=torch.float64)
+    try:
+        for start in range(0, len(x), BATCH):
+            output, target = model(x[start : start + BATCH]), y[start : start + BATCH]
+            loss += float(task.loss(output, target, reduction="sum"))
+            count += task.count(target)
+            sums = sums + task.metric.measure(output, target)
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+    return Score(loss / count, task.metric.value(sums))

@@ -206,8 +206,8 @@ def how_found(budget: Budget) -> str:
     if budget.seconds is None:
         return "Found to within 0.01; every p that was tried was measured."
     return (
-        "Found to within 0.05; every p that was tried was measured. Times vary from run "
-        "to run, so leave some room."
+        "Found to within 0.05; every p that was tried was measured. Times vary from "
+        "run to run, so leave some room."
     )
 
 

@@ -37,7 +37,9 @@ from fedspu.federation.saved_run import Checkpoint, SavedRun
 from fedspu.federation.server import Federation
 from fedspu.methods import make_method
 from fedspu.methods.method import Memory, Method, Which
+from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.table import State
+from fedspu.partial.chain.native.run import why_not
 from fedspu.resolve import resolve
 from fedspu.settings import Settings, flatten, read_toml
 from fedspu.tasks import find_task
@@ -189,9 +191,9 @@ def load_personal(
     ``task`` that was given to ``simulate`` in Python must be given again.
     """
     saved = SavedRun(Path(run_dir))
-    settings, method, task = _choose(
-        read_toml(saved.path / "settings.toml"), build, data, method, task
-    )
+    found = dict(flatten(read_toml(saved.path / "settings.toml")))
+    found["train.kernels"] = "auto"  # its models can be used anywhere
+    settings, method, task = _choose(found, build, data, method, task)
     plan = restore_plan(
         saved.path,
         saved.plan_text(),
@@ -246,8 +248,32 @@ def prepare(
     sample = Sample(dataset.name, *dataset.take(slice(2)), dataset.num_outputs)
     build = model or partial(models.build, chosen.model, dataset.num_outputs)
     plan = make_plan(chosen, method, task, build, sample)
+    plan = replace(plan, settings=_with_kernels(plan, sample))
     _check_enough_examples(plan, examples)
     return Prepared(plan, examples, sample)
+
+
+def _with_kernels(plan: Plan, sample: Sample) -> Settings:
+    """The settings with the kernels that all clients will use."""
+    asked = plan.settings.train.kernels
+    if asked == "torch":
+        return plan.settings
+    device = find_device(plan.settings.device)
+    if plan.settings.train.saves == "lean":
+        reason: str | None = "with train.saves = 'lean' PyTorch needs less memory"
+    elif device.type == "cpu":
+        with undisturbed():
+            reason = why_not(plan.build().train(), tuple(sample.x.shape[1:]))
+    else:
+        reason = f"they do not run on {device.type}"
+    if reason and asked == "native":
+        raise SettingsError(
+            f"train.kernels = 'native': they cannot run {plan.settings.model} here: "
+            f"{reason}; use auto or torch"
+        )
+    kernels = {"kernels": "torch" if reason else "native"}
+    train = plan.settings.train.model_copy(update=kernels)
+    return plan.settings.model_copy(update={"train": train})
 
 
 def _choose(

@@ -159,6 +159,12 @@ class TrainSettings(Table):
     saves: Literal["fast", "lean"] = setting(
         "fast", "Save time, or save memory, in a training step."
     )
+    kernels: Literal["auto", "native", "torch"] = setting(
+        "auto",
+        "What runs small networks that are a chain of layers: compiled code, if there "
+        "is a compiler (auto), always (native), or PyTorch (torch).",
+        "--kernels",
+    )
 
     @field_validator("augment", mode="before")
     @classmethod

@@ -47,6 +47,7 @@ def test_every_flag_stands_for_its_setting(command: Command, nets: str) -> None:
         "--epochs": ("train.epochs", 2),
         "--batch-size": ("train.batch_size", 5),
         "--lr": ("train.lr", 0.03),
+        "--kernels": ("train.kernels", "torch"),
         "--seed": ("seed", 4),
         "--device": ("device", "cpu"),
         "--out": ("out", "mine"),

@@ -7,7 +7,16 @@ import pytest
 
 from tests.cli.commands import Command
 
-COMMANDS = ("run", "compare", "neurons", "profile", "methods", "settings", "data")
+COMMANDS = (
+    "run",
+    "compare",
+    "neurons",
+    "profile",
+    "methods",
+    "settings",
+    "data",
+    "doctor",
+)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -62,6 +62,7 @@ SETTINGS: dict[str, Any] = {
     "clients.per_round": 3,
     "clients.capacities": [0.2, 0.4, 0.6, 0.8, 1.0],
     "train.epochs": 1,
+    "train.kernels": "torch",
     "judge.every": 2,
     "judge.clients": 6,
     "seed": 5,

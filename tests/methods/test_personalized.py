@@ -177,10 +177,12 @@ def test_extra_memory_survives_a_run_folder(method: str, tmp_path: Any) -> None:
 
 
 def test_a_share_of_nothing_is_federated_averaging() -> None:
-    given: dict[str, Any] = {"rounds": 2, "method__mix": 0.0, "method__adaptive": False}
+    """By PyTorch: compiled epochs round differently than APFL's own loop does."""
+    same: dict[str, Any] = {"rounds": 2, "train__kernels": "torch"}
+    given: dict[str, Any] = {"method__mix": 0.0, "method__adaptive": False}
     mixed, plain = (
-        play_all(prepared_for(mlp, **g))
-        for g in ({"method": "apfl", **given}, {"method": "fedavg", "rounds": 2})
+        play_all(prepared_for(mlp, **same, **g))
+        for g in ({"method": "apfl", **given}, {"method": "fedavg"})
     )
     state = plain.federation.global_state
     assert same_bits(mixed.federation.global_state, state)

@@ -193,7 +193,8 @@ def test_a_chain_reads_only_what_it_is_made_for() -> None:
     entry = ZOO_BY_NAME["emnist_cnn"]
     model, x = entry.build().train(), entry.example()
     neurons = mapped("emnist_cnn")
-    with partial_training(model, neurons, random_active(neurons, 0.5)):
+    active = random_active(neurons, 0.5)
+    with partial_training(model, neurons, active, kernels="torch"):
         assert is_by_chain(model(x))
         assert not is_by_chain(model(x.clone().requires_grad_()))
         with torch.autocast("cpu", torch.bfloat16):
@@ -261,7 +262,8 @@ def test_the_smallest_batches_take_the_general_path(
 ) -> None:
     monkeypatch.setattr("fedspu.partial.chain.run.MIN_VALUES", 16 * 28 * 28 * 20)
     neurons, model = mapped("emnist_cnn"), EMNISTNet().train()
-    with partial_training(model, neurons, random_active(neurons, 0.5)):
+    active = random_active(neurons, 0.5)
+    with partial_training(model, neurons, active, kernels="torch"):
         assert is_by_chain(model(torch.zeros(16, 1, 28, 28)))
         assert not is_by_chain(model(torch.zeros(15, 1, 28, 28)))
 

@@ -9,7 +9,7 @@ import sys
 import click
 import typer
 
-from fedspu.cli import compare, data, methods, neurons, profile, run, settings
+from fedspu.cli import compare, data, doctor, methods, neurons, profile, run, settings
 from fedspu.cli.console import INTERRUPTED, complain, plain_warnings
 from fedspu.errors import FedSPUError
 
@@ -28,6 +28,7 @@ app.command("neurons")(neurons.neurons)
 app.command("profile")(profile.profile)
 app.command("methods")(methods.methods)
 app.command("settings")(settings.settings)
+app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 
 

@@ -192,7 +192,7 @@ class Client:
             local = self._training(turn.now, turn.x, turn.y, placed, "ready")
             self.plan.method.ready(local, "global")
         x, y = self._part(turn.now.client, "val")
-        loss = evaluate(placed.model, x, y, self.plan.task).loss
+        loss = self._evaluate(placed, x, y).loss
         if not isfinite(loss):
             lr = self.plan.train_settings(turn.now.round).lr
             raise TrainingError(
@@ -213,9 +213,13 @@ class Client:
         t, client = request.round, request.client
         placed = self.ready_model(t, client, memory, global_state, request.which)
         x, y = self._part(client, "test")
-        score = evaluate(placed.model, x, y, self.plan.task)
+        score = self._evaluate(placed, x, y)
         self._check_score(score)
         return JudgeReply(t, client, len(x), score.loss, score.value)
+
+    def _evaluate(self, placed: Placed, x: Tensor, y: Tensor) -> Score:
+        kernels = self.plan.settings.train.kernels
+        return evaluate(placed.model, x, y, self.plan.task, kernels)
 
     def _check_score(self, score: Score) -> None:
         if not (isfinite(score.loss) and isfinite(score.value)):

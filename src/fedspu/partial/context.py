@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 import fedspu.partial.operations  # noqa: F401  # registers the kernels
 from fedspu.errors import ModelError
 from fedspu.neurons.table import Active, Neurons
+from fedspu.partial.chain.native.run import Kernels, check_kernels
 from fedspu.partial.chain.run import running_chain
 from fedspu.partial.interception import Order
 from fedspu.partial.lean import lean_forward
@@ -40,6 +41,7 @@ def partial_training(
     mode: Mode = "exact",
     layout: Layout = "auto",
     saves: Saves = "fast",
+    kernels: Kernels = "auto",
 ) -> Iterator[list[Tensor]]:
     """Yield the trainable tensors of ``model``: the active blocks of its parameters.
 
@@ -57,6 +59,11 @@ def partial_training(
 
     ``saves``: keep for the backward pass what is fastest (``fast``), or as little as
     possible, which is somewhat slower (``lean``). The numbers are the same.
+
+    ``kernels``: small networks that are a chain of layers run as compiled code, if
+    there is a compiler (``auto``); as ``native``, but a missing compiler is an error;
+    or by PyTorch (``torch``), like all other models. They round differently. With
+    ``lean``, PyTorch needs less memory and runs them.
     """
     if mode not in ("exact", "truncated"):
         raise ModelError(f"mode = {mode!r}: expected exact or truncated")
@@ -64,6 +71,7 @@ def partial_training(
         raise ModelError(f"layout = {layout!r}: expected auto or index")
     if saves not in ("fast", "lean"):
         raise ModelError(f"saves = {saves!r}: expected fast or lean")
+    check_kernels(kernels)
     _check_fits(model, neurons)
     neurons.blocks(active)  # refuses a choice that does not fit the table
     how = How(
@@ -79,7 +87,7 @@ def partial_training(
             if layout == "auto":
                 num_hooks = 1 if arrangement.orders else 0
                 chain = running_chain(
-                    model, arrangement.spans, trainable, how, num_hooks
+                    model, arrangement.spans, trainable, how, num_hooks, kernels
                 )
                 stack.enter_context(chain)
             if saves == "lean":
@@ -93,9 +101,9 @@ def partial_training(
 def paths(model: nn.Module) -> dict[str, str]:
     """How the gradient of each parameter was computed, after a step in the context.
 
-    ``chain``: by the fast path for small chains; ``block``: only for the active block;
-    ``full``: in full, and then cut down; ``whole``: by plain PyTorch, because no entry
-    is frozen; ``unused``: not at all.
+    ``native``: by compiled code; ``chain``: by the fast path for small chains;
+    ``block``: only for the active block; ``full``: in full, and then cut down;
+    ``whole``: by plain PyTorch, because no entry is frozen; ``unused``: not at all.
     """
     return {
         name: p.path if isinstance(p, PartialWeight) else "whole"

@@ -128,6 +128,7 @@ def progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
 # How gradients were computed ----------------------------------------------------------
 
 PATHS = {
+    "native": "by compiled code",
     "chain": "by the fast path for small chains",
     "block": "only for the active block",
     "full": "in full, then cut down (small, or without a kernel)",
@@ -149,7 +150,7 @@ def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
         for path, meaning in PATHS.items():
             names = [name for name, way in taken if way == path]
             line = f"{len(names):>4} {meaning}"
-            if path not in ("chain", "block"):
+            if path not in ("native", "chain", "block"):
                 line += f": {_few(names)}"
             reasons = dict.fromkeys(fixed[n] for n in names if n in fixed)
             if path == "whole" and reasons:

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu.errors import TrainingError
 from fedspu.neurons.table import Active, Neurons, State
+from fedspu.partial.chain.native.network import Sgd, Training
+from fedspu.partial.chain.native.run import draw_key, make_training
 from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings
 from fedspu.tasks.task import Loss, Task
@@ -64,7 +67,7 @@ class LocalTraining:
 def train(
     local: LocalTraining,
     loss: Loss | None = None,
-    after_backward: Callable[[], None] = lambda: None,
+    after_backward: Callable[[], None] | None = None,
 ) -> float:
     """Train the active neurons in place; return the mean loss over targets and epochs.
 
@@ -72,15 +75,19 @@ def train(
     step. ``loss`` replaces the task's own; ``after_backward`` is called once the
     gradients of a batch are computed.
     """
+    local.model.train()
+    native = _native(local) if loss is None and after_backward is None else None
+    if native is not None:
+        return _train_natively(local, native)
     loss = loss or local.loss
     mean = RunningMean()
-    local.model.train()
     training = partial_training(
         local.model,
         local.neurons,
         local.active,
         local.settings.gradient,
         saves=local.settings.saves,
+        kernels=local.settings.kernels,
     )
     with local.dropout(), training as trainable:
         optimizer = make_optimizer(trainable, local.settings)
@@ -89,9 +96,43 @@ def train(
                 optimizer.zero_grad()
                 value = loss(local.model(x), y)
                 value.backward()
-                after_backward()
+                if after_backward is not None:
+                    after_backward()
                 take_step(optimizer, local.settings)
                 mean.add(value, local.task.count(y))
+            mean.check(local.settings)
+    return mean.value
+
+
+def _native(local: LocalTraining) -> Training | None:
+    """The same epochs as compiled code; None if something is not the usual."""
+    settings = local.settings
+    if (
+        settings.kernels == "torch"
+        or settings.saves == "lean"
+        or settings.optimizer != "sgd"
+        or local.augmentation is not None
+        or local.loss is not F.cross_entropy
+    ):
+        return None
+    sgd = Sgd(settings.lr, settings.momentum, settings.weight_decay, settings.clip)
+    return make_training(
+        local.model,
+        local.neurons.blocks(local.active),
+        local.x,
+        local.y,
+        sgd,
+        is_truncated=settings.gradient == "truncated",
+    )
+
+
+def _train_natively(local: LocalTraining, native: Training) -> float:
+    mean = RunningMean()
+    with local.dropout():
+        for _ in range(local.settings.epochs):
+            positions = batches(len(local.x), local.settings.batch_size, local.rng)
+            mean.total += native.epoch(positions, draw_key(native.network))
+            mean.count += len(local.x)
             mean.check(local.settings)
     return mean.value
 

@@ -1,10 +1,12 @@
 """Judge a model on examples: its mean loss, and the task's metric."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fedspu.partial.chain.native.run import Kernels, make_judge, takes
 from fedspu.tasks.task import Task
 
 BATCH = 512
@@ -19,14 +21,19 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Score:
+def evaluate(
+    model: nn.Module, x: Tensor, y: Tensor, task: Task, kernels: Kernels = "auto"
+) -> Score:
     """Judge a model in eval mode: nothing in it learns from what it is judged on."""
     modes = {layer: layer.training for layer in model.modules()}
     model.eval()
     loss, count, sums = 0.0, 0, torch.zeros(1, dtype=torch.float64)
     try:
+        run: Callable[[Tensor], Tensor] = model
+        if kernels != "torch" and takes(x):
+            run = make_judge(model, tuple(x.shape[1:])) or model
         for start in range(0, len(x), BATCH):
-            output, target = model(x[start : start + BATCH]), y[start : start + BATCH]
+            output, target = run(x[start : start + BATCH]), y[start : start + BATCH]
             loss += float(task.loss(output, target, reduction="sum"))
             count += task.count(target)
             sums = sums + task.metric.measure(output, target)

@@ -187,7 +187,12 @@ class Slice:
         """Inside, all of the slice trains, by the same steps as any model."""
         table = Neurons(groups=(), shapes={})
         with partial_training(
-            self.model.train(), table, {}, settings.gradient, saves=settings.saves
+            self.model.train(),
+            table,
+            {},
+            settings.gradient,
+            saves=settings.saves,
+            kernels=settings.kernels,
         ) as trainable:
             yield trainable
 

@@ -92,6 +92,7 @@ def mixed_epochs(turn: Turn, local: LocalTraining, options: APFLOptions) -> Trai
         active=local.active,
         mode=settings.gradient,
         saves=settings.saves,
+        kernels=settings.kernels,
     )
     local.model.train()
     mixture.model.train()

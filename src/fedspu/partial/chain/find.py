@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.fx
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -23,28 +23,46 @@ class Link:
     flattens: bool = False  # its input, from maps to features
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, tuple[Any, tuple[Link, ...]]]" = (
-    WeakKeyDictionary()
-)
+@dataclass(frozen=True)
+class Traced:
+    """A model's graph, and the chain that it is; empty if it is none."""
+
+    made_of: Any
+    graph: torch.fx.GraphModule | None
+    links: tuple[Link, ...]
+
+
+_KNOWN: "WeakKeyDictionary[nn.Module, Traced]" = WeakKeyDictionary()
 
 
 def find_chain(model: nn.Module) -> tuple[Link, ...]:
     """The model as a chain of links; empty if it is not a chain that we can run."""
+    return trace(model).links
+
+
+def trace(model: nn.Module) -> Traced:
+    """The model's graph in its present mode, traced once; None if it has none."""
     if is_watched(model) or any("forward" in vars(m) for m in model.modules()):
-        return ()
-    layers = tuple((id(layer), type(layer)) for layer in model.modules())
-    made_of = (layers, model.training)
+        return Traced(None, None, ())
+    made_of = tuple((id(m), type(m), m.training) for m in model.modules())
     known = _KNOWN.get(model)
-    if known is None or known[0] != made_of:
+    if known is None or known.made_of != made_of:
         with _buffers_kept(model) as has_changed:
             try:
-                found = tuple(_links(torch.fx.symbolic_trace(model)))
-            except Exception:  # a model that cannot be traced is no chain
-                found = ()
-            if has_changed():  # a chain would not make these changes
-                found = ()
-        known = _KNOWN[model] = made_of, found
-    return known[1]
+                graph = torch.fx.symbolic_trace(model)
+            except Exception:  # the user's own code; without a graph, it runs as usual
+                graph = None
+            if has_changed():  # a graph would not make these changes
+                graph = None
+        known = _KNOWN[model] = Traced(made_of, graph, _chain(graph))
+    return known
+
+
+def _chain(graph: torch.fx.GraphModule | None) -> tuple[Link, ...]:
+    try:
+        return () if graph is None else tuple(_links(graph))
+    except _NoChainError:
+        return ()
 
 
 @contextmanager
@@ -59,7 +77,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
     def has_changed() -> bool:
         return any(
-            layer._buffers[name] is not buffer or not torch.equal(buffer, values)
+            layer._buffers[name] is not buffer or not _is_same(buffer, values)
             for layer, name, buffer, values in before
         )
 
@@ -69,6 +87,11 @@ def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
         with torch.no_grad():
             for layer, name, buffer, values in before:
                 layer._buffers[name] = buffer.copy_(values)
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal; NaN equals NaN."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def is_watched(model: nn.Module, besides: int = 0) -> bool:

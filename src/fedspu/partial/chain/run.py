@@ -19,6 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from fedspu.partial.block_gradients import Convolution
 from fedspu.partial.chain.find import Link, find_chain, is_watched
+from fedspu.partial.chain.native.library import find
+from fedspu.partial.chain.native.run import Kernels, NativeForward
+from fedspu.partial.chain.native.stages import NotAChainError
 from fedspu.partial.chain.pooling import halves, pool, unpool
 from fedspu.partial.interception import replaced_forward
 from fedspu.partial.norms import batch_norm_back, batch_norm_back_, centre, track
@@ -45,14 +48,16 @@ def running_chain(
     trainable: Mapping[str, Tensor],
     how: How,
     num_hooks: int,
+    kernels: Kernels,
 ) -> Iterator[None]:
     """Inside, a chain in training runs as one operation; any other model as usual.
 
     ``trainable`` are the leaves by the name of their parameter; ``num_hooks`` is how
     many forward hooks of each kind we put on every layer ourselves.
     """
+    native = _native(model, spans, trainable, how, kernels)
     stages = _stages(model, find_chain(model), spans, list(trainable), how)
-    if not stages:
+    if native is None and not stages:
         yield
         return
     leaves, own, mode = list(trainable.values()), model.forward, model.training
@@ -60,15 +65,36 @@ def running_chain(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             refuse_to_compile()
-        is_plain = len(args) == 1 and not kwargs and _runs(stages, args[0])
-        is_same_mode = model.training == mode
-        is_ours = all(_has_its_leaves(stage, leaves) for stage in stages)
-        if not (is_plain and is_same_mode and is_ours) or is_watched(model, num_hooks):
+        if len(args) != 1 or kwargs or is_watched(model, num_hooks):
             return own(*args, **kwargs)
+        out = None if native is None else native(args[0])
+        if out is not None:
+            return out
+        is_ours = all(_has_its_leaves(stage, leaves) for stage in stages)
+        if not (stages and is_ours and model.training == mode):
+            return own(*args)
+        if not _runs(stages, args[0]):
+            return own(*args)
         return Chain.apply(args[0], stages, *leaves)  # type: ignore[no-untyped-call]  # torch has no hints here
 
     with replaced_forward(model, forward):
         yield
+
+
+def _native(
+    model: nn.Module,
+    spans: Mapping[str, Spans],
+    trainable: Mapping[str, Tensor],
+    how: How,
+    kernels: Kernels,
+) -> NativeForward | None:
+    """The compiled code for this model, if it may and can be used."""
+    if kernels == "torch" or how.is_lean or find().library is None:
+        return None  # PyTorch needs less memory, if it takes care
+    try:
+        return NativeForward(model, spans, trainable, how.is_truncated, native_value)
+    except NotAChainError:
+        return None
 
 
 def _has_its_leaves(stage: "Stage", leaves: list[Tensor]) -> bool:
@@ -354,3 +380,11 @@ def full_value(weight: Any) -> Any:
         return weight.detach()
     weight.path = "chain"
     return weight.now()
+
+
+def native_value(weight: Any) -> Tensor:
+    """The same for the compiled code."""
+    value: Tensor = full_value(weight)
+    if isinstance(weight, PartialWeight):
+        weight.path = "native"
+    return value

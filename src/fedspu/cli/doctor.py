@@ -1,0 +1,27 @@
+"""``fedspu doctor``: what this machine has, and what runs where."""
+
+import json
+
+import typer
+from rich.console import Console
+
+from fedspu.cli.flags import Json
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what was found on this machine, what runs where, and how fast.
+
+    Small networks that are a chain of layers run as compiled code, if there is a C++
+    compiler; everything else is run by PyTorch.
+    """
+    from fedspu.reports.doctor import doctor_table, machine_lines
+    from fedspu.reports.doctor import look as look_around
+
+    found = look_around()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for line in machine_lines(found):
+        console.print(line, markup=False)
+    console.print(doctor_table(found))

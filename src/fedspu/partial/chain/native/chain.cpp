@@ -1,0 +1,391 @@
+// A chain of layers, forward and backward, in one call: the interface to Python.
+#include "linear.h"
+#include "norms.h"
+
+// Input: [image][channel][row][column] -> groups of 16 images --------------------------
+
+static void load_floats(const float* const* image, long at, int count, float* to) {
+  int i = 0;
+  for (; i + WIDTH <= count; i += WIDTH)
+    for (int half = 0; half < LANES; half += WIDTH)
+      transpose8(image + half, at + i, to + i * LANES + half, LANES);
+  for (; i < count; i++)
+    for (int lane = 0; lane < LANES; lane++) to[i * LANES + lane] = image[lane][at + i];
+}
+
+static void load_bytes(const uint8_t* const* image, long at, int count, float scale,
+                       float shift, float* to) {
+  for (int i = 0; i < count; i += LANES) {
+    Bytes rows[LANES];
+    const int here = std::min((int)LANES, count - i);
+    for (int lane = 0; lane < LANES; lane++) {
+      if (here == LANES) rows[lane] = *(const AnyBytes*)(image[lane] + at + i);
+      else memcpy(&rows[lane], image[lane] + at + i, here);
+    }
+    transpose16(rows);
+    for (int j = 0; j < here; j++)
+      for (int v = 0; v < HALVES; v++) {
+        HalfBytes half;
+        memcpy(&half, (uint8_t*)&rows[j] + v * WIDTH, WIDTH);
+        Vec x = __builtin_convertvector(half, Vec);
+        store(to + (i + j) * LANES + v * WIDTH, fma(x, all(scale), all(shift)));
+      }
+  }
+}
+
+static void load_input(const Network& net, Work& work, const Input& in, const int64_t* order,
+                       long n) {
+  const long image = (long)net.channels * net.h * net.w;
+  const long row = (long)(net.w + 2 * net.around_w) * LANES, plane = net.input_plane();
+  for (long first = 0; first < n; first += LANES) {
+    const float* floats[LANES];
+    const uint8_t* bytes[LANES];
+    for (int lane = 0; lane < LANES; lane++) {  // the last image fills a group up
+      const long i = std::min(first + lane, n - 1), at = (order ? order[i] : i) * image;
+      floats[lane] = (const float*)in.values + at;
+      bytes[lane] = (const uint8_t*)in.values + at;
+    }
+    float* group = work.input + first / LANES * net.channels * plane;
+    for (int c = 0; c < net.channels; c++)
+      for (int r = 0; r < net.h; r++) {
+        float* to = group + c * plane + (r + net.around_h) * row + (long)net.around_w * LANES;
+        const long at = ((long)c * net.h + r) * net.w;
+        if (in.scale) load_bytes(bytes, at, net.w, in.scale[c], in.shift[c], to);
+        else load_floats(floats, at, net.w, to);
+      }
+  }
+  for (int lane = 0; lane < LANES; lane++)
+    work.valid[lane / WIDTH][lane % WIDTH] = lane <= (n - 1) % LANES ? -1 : 0;
+}
+
+// Output: groups of 16 images <-> [image][value] ----------------------------------------
+
+static void copy_output(const Network& net, Work& work, float* to, long n) {
+  const Stage& s = net.last();
+  const StageMemory& m = *work.stages.back();
+  const long size = net.out_size(), map = (long)s.out_h * s.out_w;
+  for (long i = 0; i < n; i++) {
+    const float* from = m.out + i / LANES * s.out_group + i % LANES;
+    for (long k = 0; k < size; k++) to[i * size + k] = from[k / map * s.out_plane + k % map * LANES];
+  }
+}
+
+static void copy_gradient(const Network& net, Work& work, const float* from, long n) {
+  const Stage& s = net.last();
+  const long size = net.out_size(), groups = (n + LANES - 1) / LANES;
+  float* to = work.stages.back()->grad;
+  memset(to, 0, groups * s.grad_group * sizeof(float));
+  for (long i = 0; i < n; i++)
+    for (long k = 0; k < size; k++)
+      to[i / LANES * s.grad_group + k * LANES + i % LANES] = from[i * size + k];
+}
+
+// The sum of the losses; the gradient of their mean goes where the backward pass begins.
+static double cross_entropy(const Network& net, Work& work, const int64_t* y,
+                            const int64_t* order, long n) {
+  const Stage& s = net.last();
+  StageMemory& m = *work.stages.back();
+  const float share = 1.f / n;
+  double loss = 0;
+  for (long first = 0; first < n; first += LANES) {
+    const float* z = m.out + first / LANES * s.out_group;
+    float* d = m.grad + first / LANES * s.grad_group;
+    Vec top[HALVES] = {load(z), load(z + WIDTH)}, total[HALVES] = {all(0.f), all(0.f)};
+    for (int c = 1; c < s.channels; c++)
+      for (int v = 0; v < HALVES; v++) top[v] = larger(top[v], load(z + c * LANES + v * WIDTH));
+    for (int c = 0; c < s.channels; c++)
+      for (int v = 0; v < HALVES; v++) {
+        Vec e = exp_of(load(z + c * LANES + v * WIDTH) - top[v]);
+        total[v] += e;
+        store(d + c * LANES + v * WIDTH, e);
+      }
+    const bool is_last = first + LANES >= n;
+    for (int v = 0; v < HALVES; v++) {
+      Vec factor = all(share) / total[v];
+      if (is_last) factor = where(work.valid[v], factor);
+      for (int c = 0; c < s.channels; c++) {
+        float* p = d + c * LANES + v * WIDTH;
+        Vec e = load(p) * factor;
+        store(p, is_last ? where(work.valid[v], e) : e);
+      }
+    }
+    for (long i = first; i < std::min(n, first + LANES); i++) {
+      const int lane = i - first;
+      const long label = y[order ? order[i] : i];
+      loss += std::log(total[lane / WIDTH][lane % WIDTH]) + top[lane / WIDTH][lane % WIDTH] -
+              z[label * LANES + lane];
+      d[label * LANES + lane] -= share;
+    }
+  }
+  return loss;
+}
+
+// A pass over all stages ----------------------------------------------------------------
+
+static uint64_t mixed(uint64_t key) {  // splitmix64
+  key += 0x9e3779b97f4a7c15u;
+  key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9u;
+  key = (key ^ (key >> 27)) * 0x94d049bb133111ebu;
+  return key ^ (key >> 31);
+}
+
+static Pass pass_of(const Network& net, Work& work, int l, uint64_t key) {
+  return Pass{net, net.stages[l], *work.stages[l], work, l, mixed(key + l)};
+}
+
+// What depends on the weights only.
+static void prepare(const Network& net, Work& work, const Tensors* tensors) {
+  for (size_t l = 0; l < net.stages.size(); l++) {
+    const Stage& s = net.stages[l];
+    if (s.op == CONVOLUTION) pack(s, *work.stages[l], tensors[l].weight);
+    begin_norm(s, *work.stages[l], tensors[l]);
+  }
+}
+
+static void forward(const Network& net, Work& work, const Tensors* tensors, long n, uint64_t key) {
+  const int groups = (n + LANES - 1) / LANES;
+  for (size_t l = 0; l < net.stages.size(); l++) {
+    const Stage& s = net.stages[l];
+    const Tensors& t = tensors[l];
+    const Pass p = pass_of(net, work, l, key);
+    const float* in = p.output_of(s.from);
+    if (s.op == LINEAR) multiply_weights(s, p.m, in, t, groups);
+    for (int g = 0; g < groups; g++) {
+      if (s.op == CONVOLUTION) convolve(s, p.m, in, t.bias, g);
+      if (s.norm == BATCH) add_statistics(p, g, g == groups - 1);
+      if (s.norm == GROUP) norm_groups(p, t, g);
+    }
+    if (s.norm == BATCH) finish_statistics(p, t, n);
+    for (int g = 0; g < groups; g++) {
+      if (s.around_h || s.around_w)
+        for (int c = 0; c < s.channels; c++)
+          clear_around(p.m.out + g * s.out_group + c * s.out_plane, s.out_h, s.out_w,
+                       s.around_h, s.around_w, s.out_h + 2 * s.around_h,
+                       s.out_w + 2 * s.around_w);
+      apply(p, g);
+    }
+  }
+}
+
+// Without an operation, the gradient of the stage below is dY itself.
+static void pass_through(const Stage& s, const Stage& below, StageMemory& m, float* grad) {
+  for (int c : below.need_)
+    for (long i = 0; i < below.grad_plane; i += WIDTH) {
+      float* to = grad + c * below.grad_plane + i;
+      Vec x = load(m.dy + s.slot[c] * s.dy_plane + i);
+      store(to, s.adds_below ? load(to) + x : x);
+    }
+}
+
+static void backward(const Network& net, Work& work, const Tensors* tensors, long n, uint64_t key) {
+  const int groups = (n + LANES - 1) / LANES;
+  for (int l = (int)net.stages.size() - 1; l >= 0; l--) {
+    const Stage& s = net.stages[l];
+    if (!s.goes_back) continue;
+    const Tensors& t = tensors[l];
+    const Pass p = pass_of(net, work, l, key);
+    const Stage* below = s.from >= 0 && net.stages[s.from].goes_back ? &net.stages[s.from] : nullptr;
+    const float* in = p.output_of(s.from);
+
+    // The norm's gradients, or the bias's.
+    std::fill(p.m.total.begin(), p.m.total.end(), 0);
+    std::fill(p.m.square.begin(), p.m.square.end(), 0);
+    if (s.norm == BATCH || s.norm == RUNNING || (s.norm == NO_NORM && t.d_bias)) {
+      for (int g = 0; g < groups; g++) {
+        add_up(p, g);
+        add_norm_gradients(p, t, g);
+      }
+      finish_norm_gradients(p, t, n);
+    }
+
+    // The weights' gradients, and the one of the stage below.
+    if (s.op == CONVOLUTION) std::fill_n(p.m.weight_sums(), s.num_trained(), 0);
+    if (s.op == CONVOLUTION && below) {
+      pack_back(s, *below, p.m, t.weight);
+      for (size_t i = 0; i < s.need_.size() && !s.replaces_y(); i++)
+        clear_around(p.m.dy + i * s.dy_plane, s.h, s.w, s.before_h, s.before_w, s.dy_h, s.dy_w);
+    }
+    for (int g = 0; g < groups; g++) {
+      if (s.norm == GROUP) {
+        add_up(p, g);
+        add_norm_gradients(p, t, g);
+      }
+      make_dy(p, g, g == groups - 1);
+      add_bias_gradient(p, t, g);
+      float* grad = below ? work.stages[s.from]->grad + g * below->grad_group : nullptr;
+      if (s.op == CONVOLUTION) {
+        if (t.d_weight) add_weight_gradient(s, p.m, in, g);
+        if (below) convolve_back(s, *below, p.m, grad, g);
+      } else if (s.op == NO_OP && below) {
+        pass_through(s, *below, p.m, grad);
+      }
+    }
+    if (s.norm == GROUP)
+      for (size_t r = 0; r < s.rows_.size(); r++) {
+        if (t.d_scale) t.d_scale[r] = p.m.square[s.rows_[r]];
+        if (t.d_shift) t.d_shift[r] = p.m.total[s.rows_[r]];
+      }
+    if (s.op == CONVOLUTION && t.d_weight)
+      std::copy_n(p.m.weight_sums(), s.num_trained(), t.d_weight);
+    if (s.op == LINEAR) {
+      if (t.d_weight) weight_gradient(s, p.m, work, in, t.d_weight, groups);
+      if (below) gradient_below(s, *below, p.m, *work.stages[s.from], work, t.weight, groups);
+    }
+  }
+}
+
+// SGD -----------------------------------------------------------------------------------
+
+struct Parameter {  // what trains of it: some rows, and some columns of each
+  float *value, *grad, *moment;
+  long row, count;
+  const long* columns;                 // null: all
+};
+
+template <class Use>
+static void each_parameter(const Network& net, const Tensors* tensors, const Tensors* moments,
+                           Use use) {
+  for (size_t l = 0; l < net.stages.size(); l++) {
+    const Stage& s = net.stages[l];
+    const Tensors &t = tensors[l], *m = moments ? moments + l : nullptr;
+    const long row = (long)s.in_channels * s.taps_per_channel, count = s.trained.size();
+    if (t.d_weight)
+      use(s, Parameter{t.weight, t.d_weight, m ? m->d_weight : nullptr, row, count,
+                       count == row ? nullptr : s.trained.data()});
+    if (t.d_bias) use(s, Parameter{t.bias, t.d_bias, m ? m->d_bias : nullptr, 1, 1, nullptr});
+    if (t.d_scale) use(s, Parameter{t.scale, t.d_scale, m ? m->d_scale : nullptr, 1, 1, nullptr});
+    if (t.d_shift) use(s, Parameter{t.shift, t.d_shift, m ? m->d_shift : nullptr, 1, 1, nullptr});
+  }
+}
+
+static void take_step(const Network& net, const Tensors* tensors, const Tensors* moments,
+                      const Sgd& sgd) {
+  float factor = 1;
+  if (sgd.clip > 0) {
+    double square = 0;
+    each_parameter(net, tensors, moments, [&](const Stage& s, const Parameter& p) {
+      for (long i = 0; i < (long)s.rows_.size() * p.count; i++)
+        square += (double)p.grad[i] * p.grad[i];
+    });
+    const double bound = sgd.clip / (std::sqrt(square) + 1e-6);
+    factor = bound > 1 ? 1 : bound;  // NaN stays
+  }
+  each_parameter(net, tensors, moments, [&](const Stage& s, const Parameter& p) {
+    for (size_t r = 0; r < s.rows_.size(); r++) {
+      float* value = p.value + s.need_[s.rows_[r]] * p.row;
+      const float* grad = p.grad + r * p.count;
+      float* moment = p.moment ? p.moment + r * p.count : nullptr;
+      for (long k = 0; k < p.count; k++) {
+        float& w = value[p.columns ? p.columns[k] : k];
+        float d = factor * grad[k] + sgd.decay * w;
+        if (moment) d = moment[k] = sgd.momentum * moment[k] + d;
+        w -= sgd.lr * d;
+      }
+    }
+  });
+}
+
+// The interface -------------------------------------------------------------------------
+
+extern "C" {
+
+void* chain_new(const Description* stages, int count, int channels, int h, int w) try {
+  std::unique_ptr<Network> net(new Network);
+  net->channels = channels;
+  net->h = h;
+  net->w = w;
+  lay_out(*net, stages, count);
+  return net.release();
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
+void chain_free(void* net) { delete (Network*)net; }
+
+// How many floats a work space for this many images takes.
+long chain_work_size(const void* net, int max_images, int trains) try {
+  Work work;
+  Arena arena;
+  make_memory(*(const Network*)net, work, arena, (max_images + LANES - 1) / LANES, trains);
+  return arena.used;
+} catch (const std::bad_alloc&) {
+  return -1;
+}
+
+// A work space in the caller's memory, which must be aligned to 64 bytes.
+void* chain_work_new(const void* net, int max_images, int trains, float* memory) try {
+  std::unique_ptr<Work> work(new Work);
+  Arena arena{memory, 0};
+  make_memory(*(const Network*)net, *work, arena, (max_images + LANES - 1) / LANES, trains);
+  const Network& of = *(const Network*)net;  // zeros around the images, once and for all
+  memset(work->input, 0, work->max_groups * of.channels * of.input_plane() * sizeof(float));
+  return work.release();
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
+void chain_work_free(void* work) { delete (Work*)work; }
+
+// The output for n images, one row each; keeps what chain_backward reads.
+void chain_forward(const void* given, void* space, const Tensors* tensors, const Input* in,
+                   long n, uint64_t key, float* out) {
+  const Network& net = *(const Network*)given;
+  Work& work = *(Work*)space;
+  prepare(net, work, tensors);
+  load_input(net, work, *in, nullptr, n);
+  forward(net, work, tensors, n, key);
+  copy_output(net, work, out, n);
+}
+
+// The gradients of what trains, from the gradient of the output.
+void chain_backward(const void* given, void* space, const Tensors* tensors, const float* grad,
+                    long n, uint64_t key) {
+  const Network& net = *(const Network*)given;
+  Work& work = *(Work*)space;
+  copy_gradient(net, work, grad, n);
+  backward(net, work, tensors, n, key);
+}
+
+// One step of SGD on the mean cross-entropy of each batch; returns the sum of all losses.
+// Batch i has the examples order[starts[i]] to order[starts[i + 1] - 1].
+double chain_epoch(const void* given, void* space, const Tensors* tensors,
+                   const Tensors* moments, const Input* in, const int64_t* y,
+                   const int64_t* order, const int64_t* starts, long batches, const Sgd* sgd,
+                   uint64_t key) {
+  const Network& net = *(const Network*)given;
+  Work& work = *(Work*)space;
+  double loss = 0;
+  for (long i = 0; i < batches; i++) {
+    const int64_t* here = order + starts[i];
+    const long n = starts[i + 1] - starts[i];
+    const uint64_t own = mixed(key + i);
+    prepare(net, work, tensors);
+    load_input(net, work, *in, here, n);
+    forward(net, work, tensors, n, own);
+    loss += cross_entropy(net, work, y, here, n);
+    backward(net, work, tensors, n, own);
+    take_step(net, tensors, moments, *sgd);
+  }
+  return loss;
+}
+
+// The output for any number of images, 16 at a time.
+void chain_judge(const void* given, void* space, const Tensors* tensors, const Input* in,
+                 const int64_t* order, long n, float* out) {
+  const Network& net = *(const Network*)given;
+  Work& work = *(Work*)space;
+  const long image = (long)net.channels * net.h * net.w;
+  prepare(net, work, tensors);
+  for (long first = 0; first < n; first += LANES) {
+    const long here = std::min(n - first, (long)LANES);
+    Input from = *in;
+    if (!order) {
+      if (in->scale) from.values = (const uint8_t*)in->values + first * image;
+      else from.values = (const float*)in->values + first * image;
+    }
+    load_input(net, work, from, order ? order + first : nullptr, here);
+    forward(net, work, tensors, here, 0);
+    copy_output(net, work, out + first * net.out_size(), here);
+  }
+}
+}

@@ -1,0 +1,178 @@
+"""The compiled library: found in the user's cache, or compiled there at first use.
+
+Its name holds a hash of the sources, the compiler, the flags and the processor, and a
+file beside it holds the hash of its bytes: a library that is stale, damaged or made for
+another machine is never loaded.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
+    *("-Wno-psabi", "-shared", "-fPIC"),
+)
+COMPILERS = ("c++", "g++", "clang++")
+SECONDS = 300
+"""A compiler that takes longer is given up."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The library, or why there is none; and how it came about."""
+
+    library: ctypes.CDLL | None
+    how: str
+    path: Path | None = None
+
+
+@cache
+def find() -> Found:
+    """The library of this process: loaded at most once."""
+    if os.environ.get("FEDSPU_NATIVE") == "0":
+        return Found(None, "switched off by FEDSPU_NATIVE=0")
+    if sys.byteorder != "little" or sys.maxsize < 2**32 or os.name != "posix":
+        return Found(None, f"{platform.machine()} on {sys.platform} is not supported")
+    compiler = find_compiler()
+    if compiler is None:
+        named = os.environ.get("CXX") or ", ".join(COMPILERS)
+        return Found(None, f"no C++ compiler was found (looked for {named})")
+    try:
+        path = cache_folder() / f"chain-{_key(compiler)}.so"
+        if not _is_whole(path):
+            _compile(compiler, path)
+        return Found(_opened(path), f"compiled by {compiler}", path)
+    except (OSError, subprocess.SubprocessError, _CompilerError) as error:
+        return Found(None, f"{compiler}: {_first_line(error)}")
+
+
+def find_compiler() -> str | None:
+    """The path of a C++ compiler: the one that CXX names, or the first of the usual."""
+    named = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries are kept."""
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "fedspu" / "native"
+
+
+def sources() -> list[Path]:
+    """The library's source files."""
+    folder = Path(__file__).parent
+    return sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
+
+
+def processor() -> str:
+    """What the processor is and can do."""
+    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    found = [platform.machine()]
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            for line in lines:
+                if (
+                    not line.strip()
+                ):  # all processors of a machine are taken to be alike
+                    break
+                if line.startswith(wanted):
+                    found.append(line.partition(":")[2].strip())
+    except OSError:
+        found.append(platform.processor())
+    return "\n".join(found)
+
+
+def _key(compiler: str) -> str:
+    file = Path(compiler).resolve()
+    state = file.stat()
+    parts: list[bytes] = [path.read_bytes() for path in sources()]
+    parts += [f"{file} {state.st_size} {state.st_mtime_ns}".encode()]
+    parts += [" ".join(FLAGS).encode(), processor().encode()]
+    return sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+class _CompilerError(Exception):
+    """The compiler failed."""
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile the library into the cache; another process may do the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.write(
+        "fedspu: compiling its code for small networks, once on this machine (about "
+        "10 seconds)\n"
+    )
+    sys.stderr.flush()
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        (main,) = (file for file in sources() if file.suffix == ".cpp")
+        command = [compiler, *FLAGS, str(main), "-o", str(made)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        if done.returncode != 0:
+            raise _CompilerError(
+                _first_line(done.stderr) or f"ended with {done.returncode}"
+            )
+        seal = Path(folder) / "seal"
+        seal.write_text(_hash(made))
+        # The library is whole once its seal fits; two processes make the same bytes.
+        made.replace(path)
+        seal.replace(_seal(path))
+
+
+def _seal(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _hash(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return _seal(path).read_text() == _hash(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _first_line(error: Any) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    wrong = [line for line in lines if "error" in line]
+    return next(iter(wrong or lines), type(error).__name__)
+
+
+# The interface of chain.cpp -----------------------------------------------------------
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, result, arguments in _signatures():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _signatures() -> Iterator[tuple[str, Any, list[Any]]]:
+    pointer, long = ctypes.c_void_p, ctypes.c_long
+    integer, key = ctypes.c_int, ctypes.c_uint64
+    yield "chain_new", pointer, [pointer, integer, integer, integer, integer]
+    yield "chain_free", None, [pointer]
+    yield "chain_work_size", long, [pointer, integer, integer]
+    yield "chain_work_new", pointer, [pointer, integer, integer, pointer]
+    yield "chain_work_free", None, [pointer]
+    yield "chain_forward", None, [*[pointer] * 4, long, key, pointer]
+    yield "chain_backward", None, [*[pointer] * 4, long, key]
+    yield "chain_epoch", ctypes.c_double, [*[pointer] * 8, long, pointer, key]
+    yield "chain_judge", None, [*[pointer] * 5, long, pointer]

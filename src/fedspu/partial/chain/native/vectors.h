@@ -1,0 +1,167 @@
+// Vectors of eight floats, and what is done to them. A group has 16 images: two vectors.
+//
+// Products and sums are fused only where fma() says so (the flag -ffp-contract=off keeps
+// the compiler from choosing), so that a result does not depend on compiler or flags.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float Vec __attribute__((vector_size(32), may_alias));
+typedef float AnyVec __attribute__((vector_size(32), may_alias, aligned(4)));
+typedef int32_t Mask __attribute__((vector_size(32), may_alias));
+typedef uint32_t Word __attribute__((vector_size(32), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(16), may_alias));
+typedef uint8_t AnyBytes __attribute__((vector_size(16), may_alias, aligned(1)));
+typedef uint8_t HalfBytes __attribute__((vector_size(8), may_alias));
+
+enum { WIDTH = 8, LANES = 16, HALVES = 2 };
+
+INLINE Vec all(float a) { return Vec{a, a, a, a, a, a, a, a}; }
+INLINE Vec where(Mask m, Vec a) { return (Vec)(m & (Mask)a); }
+INLINE Vec where(Mask m, Vec a, Vec b) { return (Vec)((m & (Mask)a) | (~m & (Mask)b)); }
+INLINE Vec load(const float* p) { return *(const Vec*)p; }
+INLINE void store(float* p, Vec a) { *(Vec*)p = a; }
+
+INLINE Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Keeps a loaded value in a register: otherwise it is loaded again for each product.
+INLINE void keep(Vec& a) {
+#if defined(__AVX__)
+  asm("" : "+x"(a));
+#else
+  (void)a;
+#endif
+}
+
+INLINE float sum(Vec a) {
+  float s0 = a[0] + a[4], s1 = a[1] + a[5], s2 = a[2] + a[6], s3 = a[3] + a[7];
+  return (s0 + s2) + (s1 + s3);
+}
+
+// As in PyTorch: NaN if either is NaN.
+INLINE Vec larger(Vec a, Vec b) { return where((b > a) | (b != b), b, a); }
+
+INLINE Vec round_off(Vec a) {  // to whole numbers, for |a| < 2^22
+  Vec big = all(12582912.f);
+  return (a + big) - big;
+}
+
+// e^x, to about 1 ulp; 0 below -87, infinite above 88.7, NaN stays (Cephes).
+INLINE Vec exp_of(Vec x) {
+  Mask low = x < all(-87.3f), high = x > all(88.7f);
+  Vec c = where(low | high, all(0.f), x);
+  Vec n = round_off(c * all(1.44269504f));
+  Vec r = fma(n, all(2.12194440e-4f), fma(n, all(-0.693359375f), c));
+  Vec p = all(1.9875691500e-4f);
+  p = fma(p, r, all(1.3981999507e-3f));
+  p = fma(p, r, all(8.3334519073e-3f));
+  p = fma(p, r, all(4.1665795894e-2f));
+  p = fma(p, r, all(1.6666665459e-1f));
+  p = fma(p, r, all(5.0000001201e-1f));
+  p = fma(p * r, r, r) + all(1.f);
+  Mask e = __builtin_convertvector(n, Mask) + 127;
+  p = p * (Vec)(e << 23);
+  p = where(low, all(0.f), where(high, all(INFINITY), p));
+  return where(x != x, x, p);
+}
+
+// tanh, to a few ulp: x + x^3 P(x^2) near zero, 1 - 2 / (e^2x + 1) elsewhere (Cephes).
+INLINE Vec tanh_of(Vec x) {
+  Vec size = (Vec)((Mask)x & 0x7fffffff), s = x * x;
+  Vec p = all(-5.70498872745e-3f);
+  p = fma(p, s, all(2.06390887954e-2f));
+  p = fma(p, s, all(-5.37397155531e-2f));
+  p = fma(p, s, all(1.33314422036e-1f));
+  p = fma(p, s, all(-3.33332819422e-1f));
+  Vec small = fma(p * s, x, x);
+  Vec large = all(1.f) - all(2.f) / (exp_of(size + size) + all(1.f));
+  large = (Vec)((Mask)large | ((Mask)x & (int32_t)0x80000000));
+  return where(x != x, x, where(size < all(0.625f), small, large));
+}
+
+// The share of a normal distribution below x, to about 1e-7 of itself on both sides (a
+// Chebyshev fit of erfc), and its density; together they give GELU and its slope.
+INLINE void normal(Vec x, Vec& below, Vec& density) {
+  Vec size = (Vec)((Mask)x & 0x7fffffff) * all(0.70710678f);
+  Vec t = all(1.f) / fma(size, all(0.5f), all(1.f));
+  Vec p = all(0.17087277f);
+  p = fma(p, t, all(-0.82215223f));
+  p = fma(p, t, all(1.48851587f));
+  p = fma(p, t, all(-1.13520398f));
+  p = fma(p, t, all(0.27886807f));
+  p = fma(p, t, all(-0.18628806f));
+  p = fma(p, t, all(0.09678418f));
+  p = fma(p, t, all(0.37409196f));
+  p = fma(p, t, all(1.00002368f));
+  p = fma(p, t, all(-1.26551223f));
+  Vec tail = all(0.5f) * t * exp_of(fma(-size, size, p));
+  below = where(x > all(0.f), all(1.f) - tail, tail);
+  density = all(0.39894228f) * exp_of(all(-0.5f) * x * x);
+}
+
+// Whether each of eight values is kept: with the same key, always the same ones.
+INLINE Mask drawn(uint64_t key, uint32_t first, uint32_t threshold) {
+  Word h = Word{0, 1, 2, 3, 4, 5, 6, 7} + (first + (uint32_t)key);
+  for (int i = 0; i < 2; i++) {
+    h = (h ^ (h >> 16)) * 0x85ebca6bu;
+    h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+    h = (h ^ (h >> 16)) ^ (uint32_t)(key >> 32);
+  }
+  return (Mask)(h >= threshold);
+}
+
+// Transposes 8 x 8 floats: out[j][i] = in[i][j].
+INLINE void transpose8(const float* const* in, long at, float* out, long step) {
+  Vec r[8], t[8];
+  for (int i = 0; i < 8; i++) r[i] = *(const AnyVec*)(in[i] + at);
+#define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = MIX(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    t[i + 1] = MIX(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      r[i + 2 * j] = MIX(t[i + j], t[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      r[i + 2 * j + 1] = MIX(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int i = 0; i < 4; i++) {
+    *(AnyVec*)(out + i * step) = MIX(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    *(AnyVec*)(out + (i + 4) * step) = MIX(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+#undef MIX
+}
+
+// Transposes 16 x 16 floats, from rows anywhere.
+static void transpose16(const float* const* in, float* out, long step) {
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 16; j += 8) transpose8(in + i, j, out + j * step + i, step);
+}
+
+// Transposes 16 x 16 bytes: four perfect shuffles.
+INLINE void transpose16(Bytes (&r)[16]) {
+  Bytes t[16];
+  for (int round = 0; round < 4; round++) {
+    for (int i = 0; i < 8; i++) {
+      t[2 * i] = __builtin_shufflevector(r[i], r[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
+                                         5, 21, 6, 22, 7, 23);
+      t[2 * i + 1] = __builtin_shufflevector(r[i], r[i + 8], 8, 24, 9, 25, 10, 26, 11, 27,
+                                             12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    for (int i = 0; i < 16; i++) r[i] = t[i];
+  }
+}

@@ -1,0 +1,129 @@
+"""The compiled library: compiled once, checked, and done without."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedspu.partial.chain.native import library
+
+COMPILER = library.find_compiler()
+
+SCRIPT = """
+import torch
+from torch import nn
+import fedspu
+from fedspu.partial.chain.native.library import find
+model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+neurons = fedspu.map_neurons(model, torch.zeros(2, 1, 2, 2))
+with fedspu.partial_training(model, neurons, neurons.everything()):
+    model(torch.ones(3, 1, 2, 2)).sum().backward()
+print(find().library is not None, find().how)
+"""
+
+Play = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the library in it."""
+    place = tmp_path_factory.mktemp("cache")
+    out, err = play(place)
+    assert out.startswith("True"), (out, err)
+    assert err.count("compiling its code") == 1
+    return place
+
+
+def play(cache: Path, **environment: str) -> tuple[str, str]:
+    """What a fresh process says, and what it complains about."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def files(cache: Path) -> list[Path]:
+    return sorted((cache / "fedspu" / "native").iterdir())
+
+
+def test_it_is_compiled_once(compiled: Path) -> None:
+    assert [path.suffix for path in files(compiled)] == [".sha256", ".so"]
+    assert play(compiled) == (f"True compiled by {COMPILER}\n", "")
+
+
+@pytest.mark.parametrize("damage", ["cut", "seal", "zeros", "gone"])
+def test_a_damaged_library_is_compiled_again(damage: str, compiled: Path) -> None:
+    seal, made = files(compiled)
+    if damage == "cut":
+        made.write_bytes(made.read_bytes()[:1000])
+    elif damage == "zeros":
+        made.write_bytes(bytes(made.stat().st_size))
+    elif damage == "seal":
+        seal.write_bytes(b"\xff\xfe")
+    else:
+        made.unlink()
+    out, err = play(compiled)
+    assert out.startswith("True")
+    assert err.count("compiling its code") == 1
+    assert len(files(compiled)) == 2
+
+
+def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in both:
+        out, err = process.communicate(timeout=300)
+        assert out.startswith("True"), err
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("words", ["no C++ compiler was found", "switched off"])
+def test_without_a_compiler_pytorch_runs_it(words: str, tmp_path: Path) -> None:
+    given = {"CXX": "nosuchcompiler"}
+    if "off" in words:
+        given = {"FEDSPU_NATIVE": "0"}
+    out, err = play(tmp_path, **given)
+    assert out.startswith("False")
+    assert words in out
+    assert err == ""
+
+
+def test_a_compiler_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text(
+        "#!/bin/sh\necho 'chain.cpp: error: no such flag' >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    out, _ = play(tmp_path, CXX=str(compiler))
+    assert out == f"False {compiler}: chain.cpp: error: no such flag\n"
+    assert list(tmp_path.glob("fedspu/native/*")) == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "fedspu").write_text("a file, not a folder")
+    out, err = play(tmp_path)
+    assert out.startswith("False")
+    assert "fedspu" in out
+    assert err == ""
+
+
+def test_the_key_depends_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert COMPILER is not None
+    here = library._key(COMPILER)
+    assert library._key(COMPILER) == here
+    monkeypatch.setattr(library, "processor", lambda: "another one")
+    assert library._key(COMPILER) != here

@@ -1,0 +1,119 @@
+"""Which kernels a run uses: chosen once, written down, and never mixed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedspu
+from fedspu.errors import ModelError, SettingsError, StorageError
+from fedspu.partial.chain.native import library
+from fedspu.settings import read_toml
+from tests.oracles.federation import ConvNet, examples, named
+
+Found = library.Found
+
+
+def used(path: Path) -> str:
+    """What a run folder says."""
+    kernels: str = read_toml(path / "settings.toml")["train"]["kernels"]
+    return kernels
+
+
+def play(out: Path | None = None, **given: Any) -> fedspu.Run:
+    where = {} if out is None else {"out": str(out)}
+    return fedspu.simulate(named(**given, **where), model=ConvNet, data=examples())
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a compiler."""
+    for place in ("library", "run", "network"):
+        module = f"fedspu.partial.chain.native.{place}.find"
+        monkeypatch.setattr(module, lambda: Found(None, "no C++ compiler was found"))
+    monkeypatch.setattr(
+        "fedspu.partial.chain.run.find", lambda: Found(None, "no C++ compiler")
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "native"),
+        ({"train__kernels": "native"}, "native"),
+        ({"train__kernels": "torch"}, "torch"),
+        ({"train__saves": "lean"}, "torch"),
+        ({"method": "fjord", "method__reading": "original"}, "torch"),
+    ],
+)
+def test_a_run_folder_says_what_was_used(
+    given: dict[str, Any], wanted: str, tmp_path: Path
+) -> None:
+    play(tmp_path / "run", **given)
+    assert used(tmp_path / "run") == wanted
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_pytorch_runs_everything(tmp_path: Path) -> None:
+    play(tmp_path / "run")
+    assert used(tmp_path / "run") == "torch"
+    with pytest.raises(SettingsError, match=r"kernels = 'native'.* no C\+\+ compiler"):
+        play(train__kernels="native")
+
+
+def test_a_model_that_is_no_chain_is_named() -> None:
+    with pytest.raises(SettingsError, match="'native': they cannot run .*: .*lean"):
+        play(train__kernels="native", train__saves="lean")
+
+
+def test_a_native_run_is_not_resumed_without_a_compiler(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    stopped = Interrupted(after=1)
+    with pytest.raises(KeyboardInterrupt):
+        fedspu.simulate(
+            named(rounds=3, out=str(tmp_path / "run")),
+            model=ConvNet,
+            data=examples(),
+            watch=stopped,
+        )
+    request.getfixturevalue("no_compiler")
+    with pytest.raises(SettingsError, match="'native'"):
+        fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())
+    model = fedspu.load_personal(tmp_path / "run", 0, ConvNet, examples())
+    assert sum(p.numel() for p in model.parameters()) > 0
+
+
+class Interrupted:
+    """Interrupts a run after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, plan: Any, played: Any) -> None:
+        if played.federation.round == self.after:
+            raise KeyboardInterrupt
+
+
+def test_both_paths_learn_the_same() -> None:
+    runs = [play(rounds=3, train__kernels=k).last for k in ("native", "torch")]
+    for name, mine in runs[0].federation.global_state.items():
+        theirs = runs[1].federation.global_state[name]
+        assert (mine - theirs).abs().max() < 1e-3 * theirs.abs().max().clamp(1), name
+
+
+def test_a_comparison_takes_runs_of_either_kind(tmp_path: Path) -> None:
+    from fedspu.sweeps import compare
+
+    given = dict(named(rounds=1, train__kernels="torch"))
+    given.pop("model", None)
+    given |= {"model": "digits", "data.name": "digits"}
+    given.pop("train.kernels", None)
+    first = compare(
+        {**given, "train.kernels": "torch"}, ["local"], [0.5], [0], tmp_path
+    )
+    again = compare({**given, "train.kernels": "auto"}, ["local"], [0.5], [0], tmp_path)
+    assert first[0]["personal_accuracy"] == again[0]["personal_accuracy"]
+    with pytest.raises(StorageError, match=r"train\.kernels = torch, but native"):
+        compare({**given, "train.kernels": "native"}, ["local"], [0.5], [0], tmp_path)
+    assert ModelError is not None

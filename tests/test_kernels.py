@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 import fedspu
-from fedspu.errors import ModelError, SettingsError, StorageError
+from fedspu.errors import SettingsError, StorageError
 from fedspu.partial.chain.native import library
 from fedspu.settings import read_toml
+from fedspu.sweeps import compare
 from tests.oracles.federation import ConvNet, examples, named
 
 Found = library.Found
@@ -62,7 +63,7 @@ def test_without_a_compiler_pytorch_runs_everything(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_chain_is_named() -> None:
-    with pytest.raises(SettingsError, match="'native': they cannot run .*: .*lean"):
+    with pytest.raises(SettingsError, match=r"'native': they cannot run .*: .*lean"):
         play(train__kernels="native", train__saves="lean")
 
 
@@ -103,17 +104,13 @@ def test_both_paths_learn_the_same() -> None:
 
 
 def test_a_comparison_takes_runs_of_either_kind(tmp_path: Path) -> None:
-    from fedspu.sweeps import compare
+    given = {**named(rounds=1), "model": "digits", "data.name": "digits"}
 
-    given = dict(named(rounds=1, train__kernels="torch"))
-    given.pop("model", None)
-    given |= {"model": "digits", "data.name": "digits"}
-    given.pop("train.kernels", None)
-    first = compare(
-        {**given, "train.kernels": "torch"}, ["local"], [0.5], [0], tmp_path
-    )
-    again = compare({**given, "train.kernels": "auto"}, ["local"], [0.5], [0], tmp_path)
-    assert first[0]["personal_accuracy"] == again[0]["personal_accuracy"]
+    def run(kernels: str) -> float:
+        asked = {**given, "train.kernels": kernels}
+        (summary,) = compare(asked, ["local"], [0.5], [0], tmp_path)
+        return float(summary["personal_accuracy"])
+
+    assert run("torch") == run("auto")
     with pytest.raises(StorageError, match=r"train\.kernels = torch, but native"):
-        compare({**given, "train.kernels": "native"}, ["local"], [0.5], [0], tmp_path)
-    assert ModelError is not None
+        run("native")

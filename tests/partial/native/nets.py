@@ -150,6 +150,15 @@ def examples(
     return x, torch.randint(CLASSES, (number,), generator=rng)
 
 
+def has_one_value(model: nn.Module, x: Tensor) -> bool:
+    """Whether a batch norm sees one value per channel, which PyTorch refuses."""
+    try:
+        copy.deepcopy(model)(x)
+    except ValueError:
+        return True
+    return False
+
+
 def parts(model: nn.Module, p: float, seed: int) -> dict[str, Spans]:
     """A random part of the outputs of every layer, the same for its norm.
 

@@ -15,6 +15,7 @@ from tests.partial.native.nets import (
     distance,
     examples,
     float_gradients,
+    has_one_value,
     is_as_good,
     native_gradients,
     parts,
@@ -22,15 +23,6 @@ from tests.partial.native.nets import (
 )
 
 TOLERANCE = 2e-5
-
-
-def has_one_value(model: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a batch norm sees one value per channel, which PyTorch refuses."""
-    try:
-        copy.deepcopy(model)(x)
-    except ValueError:
-        return True
-    return False
 
 
 @given(

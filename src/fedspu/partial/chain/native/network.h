@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <new>
 #include <vector>
@@ -58,8 +59,12 @@ struct Arena {  // memory that the caller gives; without any, what is needed is 
 struct Buffer {  // floats of an arena, aligned for vectors
   float* at = nullptr;
   void make(Arena& arena, long count) {
+    const long size = (std::max(count, 1L) + LANES - 1) / LANES * LANES;
     if (arena.memory) at = arena.memory + arena.used;
-    arena.used += (std::max(count, 1L) + LANES - 1) / LANES * LANES;
+#ifdef SEPARATE_BUFFERS  // for sanitizers, which then see every step outside of one
+    if (arena.memory) at = (float*)aligned_alloc(64, size * sizeof(float));
+#endif
+    arena.used += size;
   }
   operator float*() const { return at; }
 };

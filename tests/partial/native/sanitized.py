@@ -1,0 +1,57 @@
+"""Random networks under sanitizers; run by test_sanitizers.py in a process of its own.
+
+python -m tests.partial.native.sanitized LIBRARY
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedspu.partial.chain.native import library, network, run
+from tests.partial.native.nets import (
+    CLASSES,
+    chains,
+    examples,
+    has_one_value,
+    native_gradients,
+    parts,
+)
+
+
+@settings(
+    max_examples=60,
+    phases=[Phase.generate],
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    chains(), st.integers(1, 40), st.sampled_from([0.2, 0.5, 1.0]), st.integers(0, 9)
+)
+def everything(
+    drawn: tuple[nn.Module, tuple[int, int, int]], number: int, p: float, seed: int
+) -> None:
+    """Forward, backward, an epoch, judging."""
+    model, shape = drawn
+    x, y = examples(shape, number, seed)
+    assume(not has_one_value(model, x))
+    spans = parts(model, p, seed)
+    native_gradients(model, spans, x, torch.randn(number, CLASSES))
+    sgd = network.Sgd(0.1, momentum=0.9, decay=0.01, clip=1.0)
+    training = run.make_training(model, spans, x, y, sgd, is_truncated=False)
+    assert training is not None
+    training.epoch(iter([torch.arange(number)]), 5)
+    judge = run.make_judge(model.eval(), shape)
+    assert judge is not None
+    judge(x)
+
+
+if __name__ == "__main__":
+    found = library.Found(library._opened(Path(sys.argv[1])), "with sanitizers")
+    network.find = run.find = lambda: found  # type: ignore[assignment]
+    everything()
+    sys.stdout.write("fine")

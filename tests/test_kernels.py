@@ -43,7 +43,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "native"),
         ({"train__kernels": "native"}, "native"),
         ({"train__kernels": "torch"}, "torch"),
-        ({"train__saves": "lean"}, "torch"),
+        ({"train__saves": "lean"}, "native"),
         ({"method": "fjord", "method__reading": "original"}, "torch"),
     ],
 )
@@ -63,8 +63,9 @@ def test_without_a_compiler_pytorch_runs_everything(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_chain_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"'native': they cannot run .*: .*lean"):
-        play(train__kernels="native", train__saves="lean")
+    given = named(train__kernels="native", method="fjord", method__reading="original")
+    with pytest.raises(SettingsError, match="'native': they cannot run"):
+        fedspu.simulate(given, model=ConvNet, data=examples())
 
 
 def test_a_native_run_is_not_resumed_without_a_compiler(

@@ -259,9 +259,7 @@ def _with_kernels(plan: Plan, sample: Sample) -> Settings:
     if asked == "torch":
         return plan.settings
     device = find_device(plan.settings.device)
-    if plan.settings.train.saves == "lean":
-        reason: str | None = "with train.saves = 'lean' PyTorch needs less memory"
-    elif device.type == "cpu":
+    if device.type == "cpu":
         with undisturbed():
             reason = why_not(plan.build().train(), tuple(sample.x.shape[1:]))
     else:

@@ -62,8 +62,8 @@ def partial_training(
 
     ``kernels``: small networks that are a chain of layers run as compiled code, if
     there is a compiler (``auto``); as ``native``, but a missing compiler is an error;
-    or by PyTorch (``torch``), like all other models. They round differently. With
-    ``lean``, PyTorch needs less memory and runs them.
+    or by PyTorch (``torch``), like all other models. They round differently.
+    Compiled code needs as little memory with ``fast`` as with ``lean``.
     """
     if mode not in ("exact", "truncated"):
         raise ModelError(f"mode = {mode!r}: expected exact or truncated")

@@ -109,7 +109,6 @@ def _native(local: LocalTraining) -> Training | None:
     settings = local.settings
     if (
         settings.kernels == "torch"
-        or settings.saves == "lean"
         or settings.optimizer != "sgd"
         or local.augmentation is not None
         or local.loss is not F.cross_entropy

@@ -89,8 +89,8 @@ def _native(
     kernels: Kernels,
 ) -> NativeForward | None:
     """The compiled code for this model, if it may and can be used."""
-    if kernels == "torch" or how.is_lean or find().library is None:
-        return None  # PyTorch needs less memory, if it takes care
+    if kernels == "torch" or find().library is None:
+        return None
     try:
         return NativeForward(model, spans, trainable, how.is_truncated, native_value)
     except NotAChainError:

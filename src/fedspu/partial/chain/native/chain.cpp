@@ -236,26 +236,41 @@ static void backward(const Network& net, Work& work, const Tensors* tensors, lon
 
 // SGD -----------------------------------------------------------------------------------
 
-struct Parameter {  // what trains of it: some rows, and some columns of each
+typedef std::vector<std::pair<long, long>> Runs;
+
+struct Parameter {  // what trains of it: some rows, and some runs of each
   float *value, *grad, *moment;
-  long row, count;
-  const long* columns;                 // null: all
+  long row;
+  const Runs* runs;
+  long count;                          // of what trains of a row
 };
 
 template <class Use>
 static void each_parameter(const Network& net, const Tensors* tensors, const Tensors* moments,
                            Use use) {
+  static const Runs one{{0, 1}};
   for (size_t l = 0; l < net.stages.size(); l++) {
     const Stage& s = net.stages[l];
-    const Tensors &t = tensors[l], *m = moments ? moments + l : nullptr;
-    const long row = (long)s.in_channels * s.taps_per_channel, count = s.trained.size();
+    const Tensors &t = tensors[l], m = moments ? moments[l] : Tensors{};
+    const long row = (long)s.in_channels * s.taps_per_channel;
     if (t.d_weight)
-      use(s, Parameter{t.weight, t.d_weight, m ? m->d_weight : nullptr, row, count,
-                       count == row ? nullptr : s.trained.data()});
-    if (t.d_bias) use(s, Parameter{t.bias, t.d_bias, m ? m->d_bias : nullptr, 1, 1, nullptr});
-    if (t.d_scale) use(s, Parameter{t.scale, t.d_scale, m ? m->d_scale : nullptr, 1, 1, nullptr});
-    if (t.d_shift) use(s, Parameter{t.shift, t.d_shift, m ? m->d_shift : nullptr, 1, 1, nullptr});
+      use(s, Parameter{t.weight, t.d_weight, m.d_weight, row, &s.runs, (long)s.trained.size()});
+    if (t.d_bias) use(s, Parameter{t.bias, t.d_bias, m.d_bias, 1, &one, 1});
+    if (t.d_scale) use(s, Parameter{t.scale, t.d_scale, m.d_scale, 1, &one, 1});
+    if (t.d_shift) use(s, Parameter{t.shift, t.d_shift, m.d_shift, 1, &one, 1});
   }
+}
+
+static void step_run(float* __restrict w, const float* __restrict grad, float* __restrict moment,
+                     long count, float factor, const Sgd& sgd) {
+  const float lr = sgd.lr, decay = sgd.decay, momentum = sgd.momentum;
+  if (moment)
+    for (long k = 0; k < count; k++) {
+      moment[k] = momentum * moment[k] + (factor * grad[k] + decay * w[k]);
+      w[k] -= lr * moment[k];
+    }
+  else
+    for (long k = 0; k < count; k++) w[k] -= lr * (factor * grad[k] + decay * w[k]);
 }
 
 static void take_step(const Network& net, const Tensors* tensors, const Tensors* moments,
@@ -272,14 +287,11 @@ static void take_step(const Network& net, const Tensors* tensors, const Tensors*
   }
   each_parameter(net, tensors, moments, [&](const Stage& s, const Parameter& p) {
     for (size_t r = 0; r < s.rows_.size(); r++) {
-      float* value = p.value + s.need_[s.rows_[r]] * p.row;
-      const float* grad = p.grad + r * p.count;
-      float* moment = p.moment ? p.moment + r * p.count : nullptr;
-      for (long k = 0; k < p.count; k++) {
-        float& w = value[p.columns ? p.columns[k] : k];
-        float d = factor * grad[k] + sgd.decay * w;
-        if (moment) d = moment[k] = sgd.momentum * moment[k] + d;
-        w -= sgd.lr * d;
+      long at = r * p.count;
+      for (const auto& run : *p.runs) {
+        step_run(p.value + s.need_[s.rows_[r]] * p.row + run.first, p.grad + at,
+                 p.moment ? p.moment + at : nullptr, run.second, factor, sgd);
+        at += run.second;
       }
     }
   });

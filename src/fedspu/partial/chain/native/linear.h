@@ -31,16 +31,17 @@ static void multiply_weights(const Stage& s, StageMemory& m, const float* in,
         store(m.y + g * s.y_group + o * LANES + v * WIDTH, all(t.bias ? t.bias[o] : 0.f));
   for (int k = 0; k < features; k += BLOCK) {
     const int count = std::min((int)BLOCK, features - k);
-    for (int g = 0; g < groups; g++)
-      for (size_t b = 0; b < s.out_blocks.size.size(); b++) {
-        const int first = s.out_blocks.first[b];
-        const float* weight = t.weight + (long)first * features + k;
+    for (size_t b = 0; b < s.out_blocks.size.size(); b++) {
+      const int first = s.out_blocks.first[b];
+      const float* weight = t.weight + (long)first * features + k;
+      for (int g = 0; g < groups; g++) {
         const float* x = in + g * s.in_group + (long)k * LANES;
         float* y = m.y + g * s.y_group + first * LANES;
 #define CALL(n) add_products<n>(weight, features, x, count, y)
         FOR_SIZE(s.out_blocks.size[b], CALL)
 #undef CALL
       }
+    }
   }
 }
 

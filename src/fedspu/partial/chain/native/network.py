@@ -343,11 +343,14 @@ class Values:
             self.put_gradients(grads)
 
     def put_gradients(self, grads: Gradients) -> None:
-        """Let gradients go to these tensors."""
+        """Let gradients go to these tensors, which the caller keeps alive.
+
+        Only the caller has them, so that autograd takes them over without a copy.
+        """
         for stage, of_stage in zip(self.array, grads, strict=True):
             for slot, grad in zip(SLOTS, of_stage, strict=True):
                 if grad is not None:
-                    setattr(stage, f"d_{slot}", self._pointer(grad))
+                    setattr(stage, f"d_{slot}", grad.data_ptr())
 
     def without_statistics(self) -> "Values":
         """The same; batches do not move the running statistics any more."""
@@ -447,13 +450,15 @@ class Training:
 
     def __init__(self, network: Network, x: Tensor, y: Tensor, sgd: Sgd) -> None:
         self.network, self.x, self.y, self.sgd = network, x, y, sgd
-        self.values = Values(network, grads=make_gradients(network))
+        self._kept = make_gradients(network)
+        self.values = Values(network, grads=self._kept)
         self.moments = None
         if sgd.momentum:
-            begin = make_gradients(network)
-            for tensor in (t for of_stage in begin for t in of_stage if t is not None):
-                tensor.zero_()
-            self.moments = Values(network, grads=begin)
+            self._begin = make_gradients(network)
+            for tensor in (t for of_stage in self._begin for t in of_stage):
+                if tensor is not None:
+                    tensor.zero_()
+            self.moments = Values(network, grads=self._begin)
 
     def epoch(self, batches: Iterator[Tensor], key: int) -> float:
         """Take a step for each batch of positions; the sum of all losses."""

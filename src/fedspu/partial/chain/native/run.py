@@ -207,7 +207,10 @@ class NativeForward:
         if bound is None or not bound.has_its_leaves():
             return None
         arguments = (bound.network, self.value, bound.slots, *bound.leaves)
-        out: Tensor = NativeChain.apply(x, *arguments)  # type: ignore[no-untyped-call]  # torch has no hints here
+        try:
+            out: Tensor = NativeChain.apply(x, *arguments)  # type: ignore[no-untyped-call]  # torch has no hints here
+        except NotAChainError:  # a weight has another memory format or dtype now
+            return None
         return out
 
     def _bind(self, graph: Any, shape: tuple[int, ...]) -> Bound | None:

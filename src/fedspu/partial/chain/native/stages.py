@@ -23,6 +23,9 @@ Shape = tuple[int, int, int]
 NORM, ADD, ACT, POOL, DROPOUT = range(1, 6)
 """The order of what follows a weighted layer in a stage."""
 
+MOST_TAPS = 128 * 9
+"""Products for one pixel of a convolution; with more, PyTorch is as fast or faster."""
+
 Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm
 
 
@@ -192,6 +195,10 @@ class _Reader:
         if layer.groups != 1 or layer.padding_mode != "zeros" or value.is_flat:
             raise NotAChainError("a convolution with groups or other padding")
         channels, height, width = self.shape_of(value)
+        if channels * math.prod(layer.kernel_size) > MOST_TAPS:
+            raise NotAChainError(
+                f"a convolution with {channels} input channels: PyTorch is faster there"
+            )
         if channels != layer.in_channels:
             raise NotAChainError(f"{channels} channels for {layer.in_channels}")
         size = tuple(

@@ -55,9 +55,11 @@ def one_thread() -> Iterator[None]:
 
 def warm_up(plan: Plan) -> None:
     """Do slow work now that would otherwise count as the first client's time."""
-    # Torch loads a second's worth of modules with the first optimizer.
-    weights = [torch.zeros(1, requires_grad=True)]
-    make_optimizer(weights, plan.settings.train).zero_grad()
+    # Torch loads seconds' worth of modules with the first optimizer. Compiled epochs
+    # need none, though a method may still have one of its own.
+    train = plan.settings.train
+    if train.kernels != "native" or train.optimizer != "sgd":
+        make_optimizer([torch.zeros(1, requires_grad=True)], train).zero_grad()
     keep_freed_memory()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -196,10 +197,13 @@ class Neurons:
         for group, rows in self.positions(tensor, dim):
             if len(active[group.name]) < group.size:
                 if is_active is None:
-                    is_active = torch.ones(size, dtype=torch.bool)
-                is_active[rows.flatten()] = False
-                is_active[rows[active[group.name]].flatten()] = True
-        return None if is_active is None else is_active.nonzero().flatten()
+                    is_active = np.ones(size, dtype=np.bool_)  # quicker than PyTorch
+                where = rows.numpy()
+                is_active[where] = False
+                is_active[where[active[group.name].numpy()]] = True
+        return (
+            None if is_active is None else torch.from_numpy(np.flatnonzero(is_active))
+        )
 
     def _check_active(self, active: Active) -> None:
         sizes = {group.name: group.size for group in self.groups}

@@ -298,9 +298,17 @@ def make_judge(
     if find().library is None:
         return None
     try:
-        network = Network(stages_of(model, shape), None, shape)
-        work = Work(network, 1, is_training=False)
-        values = Values(network)
+        stages = stages_of(model, shape)
+        known = _JUDGES.get(model)
+        if known is None or known[0].stages != tuple(stages):
+            network = Network(stages, None, shape)
+            known = _JUDGES[model] = network, Work(network, 1, is_training=False)
+        values = Values(known[0])
     except NotAChainError:
         return None
+    network, work = known
     return lambda x: judge(network, work, values, x.contiguous())
+
+
+_JUDGES: "WeakKeyDictionary[nn.Module, tuple[Network, Work]]" = WeakKeyDictionary()
+"""The network of each model that was judged, for the next time."""

@@ -1,6 +1,7 @@
 """The compiled library: compiled once, checked, and done without."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -142,3 +143,23 @@ def test_the_key_depends_on_the_processor(
     assert library._key(str(compiler)) == here
     monkeypatch.setattr(library, "processor", lambda: "another one")
     assert library._key(str(compiler)) != here
+
+
+def test_a_wheel_may_bring_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = library.find().path
+    assert made is not None
+    ready = tmp_path / "chain-x86_64.so"
+    shutil.copy(made, ready)
+    shutil.copy(made.with_suffix(".sha256"), ready.with_suffix(".sha256"))
+    monkeypatch.setattr(library, "prebuilt_path", lambda: ready)
+    find = library.find.__wrapped__
+    assert find().how == "prebuilt"
+    monkeypatch.setattr(library, "processor", lambda: "a machine of 2005\nsse2")
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
+    assert find().library is None
+    monkeypatch.undo()
+    monkeypatch.setattr(library, "prebuilt_path", lambda: ready)
+    ready.write_bytes(b"damaged")
+    assert find().how.startswith("compiled by")

@@ -1,8 +1,8 @@
-"""The compiled library: found in the user's cache, or compiled there at first use.
+"""The compiled library: prebuilt in the wheel, or compiled at first use and kept.
 
-Its name holds a hash of the sources, the compiler, the flags and the processor, and a
-file beside it holds the hash of its bytes: a library that is stale, damaged or made for
-another machine is never loaded.
+In the user's cache, its name holds a hash of the sources, the compiler, the flags and
+the processor, and a file beside it holds the hash of its bytes: a library that is
+stale, damaged or made for another machine is never loaded.
 """
 
 import ctypes
@@ -23,6 +23,11 @@ FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
     *("-Wno-psabi", "-shared", "-fPIC"),
 )
+PREBUILT = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
+"""The processors that a wheel can bring the library for, by machine."""
+
+NEEDED = {"x86_64": {"avx2", "bmi2", "fma"}, "aarch64": set[str]()}
+"""What a processor must be able to do for that."""
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 300
 """A compiler that takes longer is given up."""
@@ -44,6 +49,8 @@ def find() -> Found:
         return Found(None, "switched off by FEDSPU_NATIVE=0")
     if sys.byteorder != "little" or sys.maxsize < 2**32 or os.name != "posix":
         return Found(None, f"{platform.machine()} on {sys.platform} is not supported")
+    if (ready := prebuilt_path()).exists() and _runs_prebuilt() and _is_whole(ready):
+        return Found(_opened(ready), "prebuilt", ready)
     compiler = find_compiler()
     if compiler is None:
         named = os.environ.get("CXX") or ", ".join(COMPILERS)
@@ -96,10 +103,28 @@ def processor() -> str:
 def _key(compiler: str) -> str:
     file = Path(compiler).resolve()
     state = file.stat()
-    parts: list[bytes] = [path.read_bytes() for path in sources()]
-    parts += [f"{file} {state.st_size} {state.st_mtime_ns}".encode()]
-    parts += [" ".join(FLAGS).encode(), processor().encode()]
+    return _short_hash(
+        f"{file} {state.st_size} {state.st_mtime_ns}", " ".join(FLAGS), processor()
+    )
+
+
+def _short_hash(*texts: str) -> str:
+    """A hash of the sources and of some texts."""
+    parts = [path.read_bytes() for path in sources()]
+    parts += [text.encode() for text in texts]
     return sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def prebuilt_path() -> Path:
+    """Where a wheel has the library for this machine and these sources, if at all."""
+    name = f"chain-{_short_hash()}-{platform.machine()}.so"
+    return Path(__file__).parent / "prebuilt" / name
+
+
+def _runs_prebuilt() -> bool:
+    """Whether this processor can run the library that a wheel brings."""
+    needed = NEEDED.get(platform.machine())
+    return needed is not None and needed <= set(processor().split())
 
 
 class _CompilerError(Exception):
@@ -114,10 +139,16 @@ def _compile(compiler: str, path: Path) -> None:
         "10 seconds)\n"
     )
     sys.stderr.flush()
+    build(compiler, path)
+
+
+def build(compiler: str, path: Path, processor: str = "native") -> None:
+    """Compile the library for a processor; it appears as a whole, with its seal."""
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
         made = Path(folder) / path.name
         (main,) = (file for file in sources() if file.suffix == ".cpp")
-        command = [compiler, *FLAGS, str(main), "-o", str(made)]
+        flags = [flag.replace("native", processor) for flag in FLAGS]
+        command = [compiler, *flags, str(main), "-o", str(made)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=SECONDS, check=False
         )

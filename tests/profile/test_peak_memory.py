@@ -159,7 +159,7 @@ def test_what_is_saved_is_what_the_allocator_says(
     x, y = torch.randn(16, 1, 28, 28), torch.randint(62, (16,))
     neurons = map_neurons(model, x[:2])
     active = choose_random(neurons, 0.4, stream(0, "neurons"))
-    given = {"mode": mode, "saves": saves, "layout": layout}
+    given = {"mode": mode, "saves": saves, "layout": layout, "kernels": "torch"}
     with partial_training(model, neurons, active, **given) as trainable:
         held = step_bytes(model, trainable, x, y)
         seen = allocated(model, x, y)
@@ -168,4 +168,22 @@ def test_what_is_saved_is_what_the_allocator_says(
     blocks = sum(leaf.nbytes for leaf in trainable)
     assert held.copies == pytest.approx(blocks if layout == "index" else 0, abs=300)
     assert held.gradients == pytest.approx(blocks, rel=0.01)
+
+
+def test_the_memory_of_compiled_code_counts_too() -> None:
+    model = EMNISTNet().train()
+    x, y = torch.randn(16, 1, 28, 28), torch.randint(62, (16,))
+    neurons = map_neurons(model, x[:2])
+    dense = step_bytes(model, model.parameters(), x, y)
+    found = {}
+    for p in (0.2, 1.0):
+        active = choose_random(neurons, p, stream(0, "neurons"))
+        with partial_training(model, neurons, active, kernels="native") as trainable:
+            found[p] = [step_bytes(model, trainable, x, y) for _ in range(2)]
+            assert found[p][0] == found[p][1]
+    for held, _ in found.values():
+        assert held.saved > 16 * 20 * 28 * 28 * 4 * 0.2  # what the first layer makes
+        assert held.peak >= held.saved + held.weights
+    assert found[1.0][0].peak < dense.peak
+    assert found[0.2][0].peak < dense.peak / 2
     assert held.peak > held.saved

@@ -381,15 +381,16 @@ double chain_epoch(const void* given, void* space, const Tensors* tensors,
   return loss;
 }
 
-// The output for any number of images, 16 at a time.
+// The output for any number of images, as many at a time as the work space holds.
 void chain_judge(const void* given, void* space, const Tensors* tensors, const Input* in,
                  const int64_t* order, long n, float* out) {
   const Network& net = *(const Network*)given;
   Work& work = *(Work*)space;
   const long image = (long)net.channels * net.h * net.w;
   prepare(net, work, tensors);
-  for (long first = 0; first < n; first += LANES) {
-    const long here = std::min(n - first, (long)LANES);
+  const long most = (long)work.max_groups * LANES;
+  for (long first = 0; first < n; first += most) {
+    const long here = std::min(n - first, most);
     Input from = *in;
     if (!order) {
       if (in->scale) from.values = (const uint8_t*)in->values + first * image;

@@ -302,13 +302,16 @@ def make_judge(
         known = _JUDGES.get(model)
         if known is None or known[0].stages != tuple(stages):
             network = Network(stages, None, shape)
-            known = _JUDGES[model] = network, Work(network, 1, is_training=False)
+            known = _JUDGES[model] = network, Work(network, AT_ONCE, is_training=False)
         values = Values(known[0])
     except NotAChainError:
         return None
     network, work = known
     return lambda x: judge(network, work, values, x.contiguous())
 
+
+AT_ONCE = 64
+"""Images that are judged together: few enough for the cache."""
 
 _JUDGES: "WeakKeyDictionary[nn.Module, tuple[Network, Work]]" = WeakKeyDictionary()
 """The network of each model that was judged, for the next time."""

@@ -142,6 +142,14 @@ static void prepare(const Network& net, Work& work, const Tensors* tensors) {
   }
 }
 
+static void finish_output(const Pass& p, int g) {
+  const Stage& s = p.s;
+  for (int c = 0; c < s.channels && (s.around_h || s.around_w); c++)
+    clear_around(p.m.out + g * s.out_group + c * s.out_plane, s.out_h, s.out_w, s.around_h,
+                 s.around_w, s.out_h + 2 * s.around_h, s.out_w + 2 * s.around_w);
+  apply(p, g);
+}
+
 static void forward(const Network& net, Work& work, const Tensors* tensors, long n, uint64_t key) {
   const int groups = (n + LANES - 1) / LANES;
   for (size_t l = 0; l < net.stages.size(); l++) {
@@ -154,15 +162,11 @@ static void forward(const Network& net, Work& work, const Tensors* tensors, long
       if (s.op == CONVOLUTION) convolve(s, p.m, in, t.bias, g);
       if (s.norm == BATCH) add_statistics(p, g, g == groups - 1);
       if (s.norm == GROUP) norm_groups(p, t, g);
+      if (s.norm != BATCH) finish_output(p, g);  // at once, while y is in the cache
     }
-    if (s.norm == BATCH) finish_statistics(p, t, n);
-    for (int g = 0; g < groups; g++) {
-      if (s.around_h || s.around_w)
-        for (int c = 0; c < s.channels; c++)
-          clear_around(p.m.out + g * s.out_group + c * s.out_plane, s.out_h, s.out_w,
-                       s.around_h, s.around_w, s.out_h + 2 * s.around_h,
-                       s.out_w + 2 * s.around_w);
-      apply(p, g);
+    if (s.norm == BATCH) {
+      finish_statistics(p, t, n);
+      for (int g = 0; g < groups; g++) finish_output(p, g);
     }
   }
 }

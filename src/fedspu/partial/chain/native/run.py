@@ -310,7 +310,7 @@ def make_judge(
     return lambda x: judge(network, work, values, x.contiguous())
 
 
-AT_ONCE = 64
+AT_ONCE = 16
 """Images that are judged together: few enough for the cache."""
 
 _JUDGES: "WeakKeyDictionary[nn.Module, tuple[Network, Work]]" = WeakKeyDictionary()

@@ -32,7 +32,10 @@ class Traced:
     links: tuple[Link, ...]
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, Traced]" = WeakKeyDictionary()
+_KNOWN: "WeakKeyDictionary[nn.Module, dict[Any, Traced]]" = WeakKeyDictionary()
+"""For each model its graphs: in training, in eval mode, and a few more."""
+
+MOST_GRAPHS = 8
 
 
 def find_chain(model: nn.Module) -> tuple[Link, ...]:
@@ -45,8 +48,10 @@ def trace(model: nn.Module) -> Traced:
     if is_watched(model) or any("forward" in vars(m) for m in model.modules()):
         return Traced(None, None, ())
     made_of = tuple((id(m), type(m), m.training) for m in model.modules())
-    known = _KNOWN.get(model)
-    if known is None or known.made_of != made_of:
+    known = _KNOWN.setdefault(model, {})
+    if made_of not in known:
+        if len(known) == MOST_GRAPHS:
+            known.clear()
         with _buffers_kept(model) as has_changed:
             try:
                 graph = torch.fx.symbolic_trace(model)
@@ -54,8 +59,8 @@ def trace(model: nn.Module) -> Traced:
                 graph = None
             if has_changed():  # a graph would not make these changes
                 graph = None
-        known = _KNOWN[model] = Traced(made_of, graph, _chain(graph))
-    return known
+        known[made_of] = Traced(made_of, graph, _chain(graph))
+    return known[made_of]
 
 
 def _chain(graph: torch.fx.GraphModule | None) -> tuple[Link, ...]:

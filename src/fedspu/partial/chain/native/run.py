@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedspu.errors import ModelError
-from fedspu.partial.chain.find import trace
+from fedspu.partial.chain.find import MOST_GRAPHS, trace
 from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.network import (
     Network,
@@ -69,7 +69,7 @@ def stages_of(model: nn.Module, shape: tuple[int, ...]) -> list[Stage]:
     known = _READ.setdefault(model, {})
     name = (traced.made_of, shape)
     if name not in known:
-        if len(known) > 8:
+        if len(known) == MOST_GRAPHS:
             known.clear()
         try:
             known[name] = read_stages(traced.graph, shape)

@@ -122,6 +122,7 @@ class Ground:
             active,
             mode,  # type: ignore[arg-type]
             saves=saves,  # type: ignore[arg-type]
+            kernels="torch",  # native.py measures the compiled code
         )
         return Variant(model, stack.enter_context(context), x, self.y)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedspu.errors import TrainingError
 from fedspu.neurons.table import Active, Neurons, State
-from fedspu.partial.chain.native.network import Sgd, Training
+from fedspu.partial.chain.native.calls import Sgd, Training
 from fedspu.partial.chain.native.run import draw_key, make_training
 from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings

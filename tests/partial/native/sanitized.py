@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspu.partial.chain.native import library, network, run
+from fedspu.partial.chain.native import calls, library, network, run
 from tests.partial.native.nets import (
     CLASSES,
     chains,
@@ -41,7 +41,7 @@ def everything(
     assume(not has_one_value(model, x))
     spans = parts(model, p, seed)
     native_gradients(model, spans, x, torch.randn(number, CLASSES))
-    sgd = network.Sgd(0.1, momentum=0.9, decay=0.01, clip=1.0)
+    sgd = calls.Sgd(0.1, momentum=0.9, decay=0.01, clip=1.0)
     training = run.make_training(model, spans, x, y, sgd, is_truncated=False)
     assert training is not None
     training.epoch(iter([torch.arange(number)]), 5)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.partial.chain.native.network import Sgd
+from fedspu.partial.chain.native.calls import Sgd
 from fedspu.partial.chain.native.run import make_judge, make_training
 from fedspu.partial.context import partial_training, paths
 from fedspu.partial.spans import take_spans

@@ -78,7 +78,7 @@ def cache_folder() -> Path:
 
 def sources() -> list[Path]:
     """The library's source files."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent / "cpp"
     return sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
 
 
@@ -206,4 +206,4 @@ def _signatures() -> Iterator[tuple[str, Any, list[Any]]]:
     yield "chain_forward", None, [*[pointer] * 4, long, key, pointer]
     yield "chain_backward", None, [*[pointer] * 4, long, key]
     yield "chain_epoch", ctypes.c_double, [*[pointer] * 8, long, pointer, key]
-    yield "chain_judge", None, [*[pointer] * 5, long, pointer]
+    yield "chain_judge", None, [*[pointer] * 4, long, pointer]

@@ -11,21 +11,20 @@ from torch.autograd.function import once_differentiable
 
 from fedspu.errors import ModelError
 from fedspu.partial.chain.find import MOST_GRAPHS, trace
-from fedspu.partial.chain.native.library import find
-from fedspu.partial.chain.native.network import (
-    Network,
+from fedspu.partial.chain.native.calls import (
     Sgd,
     Training,
     Values,
-    Work,
     backward,
     forward,
     judge,
     make_gradients,
-    parameters_of,
-    read_parts,
 )
-from fedspu.partial.chain.native.stages import NotAChainError, Stage, read_stages
+from fedspu.partial.chain.native.library import find
+from fedspu.partial.chain.native.network import Network, Work
+from fedspu.partial.chain.native.parts import parameters_of, read_parts
+from fedspu.partial.chain.native.reader import read_stages
+from fedspu.partial.chain.native.stages import NotAChainError, Stage
 from fedspu.partial.spans import Spans
 
 Kernels = Literal["auto", "native", "torch"]

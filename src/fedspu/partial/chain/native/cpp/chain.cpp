@@ -4,7 +4,7 @@
 
 // Input: [image][channel][row][column] -> groups of 16 images --------------------------
 
-static void load_floats(const float* const* image, long at, int count, float* to) {
+static void load_row(const float* const* image, long at, int count, float* to) {
   int i = 0;
   for (; i + WIDTH <= count; i += WIDTH)
     for (int half = 0; half < LANES; half += WIDTH)
@@ -13,45 +13,21 @@ static void load_floats(const float* const* image, long at, int count, float* to
     for (int lane = 0; lane < LANES; lane++) to[i * LANES + lane] = image[lane][at + i];
 }
 
-static void load_bytes(const uint8_t* const* image, long at, int count, float scale,
-                       float shift, float* to) {
-  for (int i = 0; i < count; i += LANES) {
-    Bytes rows[LANES];
-    const int here = std::min((int)LANES, count - i);
-    for (int lane = 0; lane < LANES; lane++) {
-      if (here == LANES) rows[lane] = *(const AnyBytes*)(image[lane] + at + i);
-      else memcpy(&rows[lane], image[lane] + at + i, here);
-    }
-    transpose16(rows);
-    for (int j = 0; j < here; j++)
-      for (int v = 0; v < HALVES; v++) {
-        HalfBytes half;
-        memcpy(&half, (uint8_t*)&rows[j] + v * WIDTH, WIDTH);
-        Vec x = __builtin_convertvector(half, Vec);
-        store(to + (i + j) * LANES + v * WIDTH, fma(x, all(scale), all(shift)));
-      }
-  }
-}
-
-static void load_input(const Network& net, Work& work, const Input& in, const int64_t* order,
-                       long n) {
+static void load_input(const Network& net, Work& work, const float* images,
+                       const int64_t* order, long n) {
   const long image = (long)net.channels * net.h * net.w;
   const long row = (long)(net.w + 2 * net.around_w) * LANES, plane = net.input_plane();
   for (long first = 0; first < n; first += LANES) {
-    const float* floats[LANES];
-    const uint8_t* bytes[LANES];
+    const float* from[LANES];
     for (int lane = 0; lane < LANES; lane++) {  // the last image fills a group up
-      const long i = std::min(first + lane, n - 1), at = (order ? order[i] : i) * image;
-      floats[lane] = (const float*)in.values + at;
-      bytes[lane] = (const uint8_t*)in.values + at;
+      const long i = std::min(first + lane, n - 1);
+      from[lane] = images + (order ? order[i] : i) * image;
     }
     float* group = work.input + first / LANES * net.channels * plane;
     for (int c = 0; c < net.channels; c++)
       for (int r = 0; r < net.h; r++) {
         float* to = group + c * plane + (r + net.around_h) * row + (long)net.around_w * LANES;
-        const long at = ((long)c * net.h + r) * net.w;
-        if (in.scale) load_bytes(bytes, at, net.w, in.scale[c], in.shift[c], to);
-        else load_floats(floats, at, net.w, to);
+        load_row(from, ((long)c * net.h + r) * net.w, net.w, to);
       }
   }
   for (int lane = 0; lane < LANES; lane++)
@@ -343,12 +319,12 @@ void* chain_work_new(const void* net, int max_images, int trains, float* memory)
 void chain_work_free(void* work) { delete (Work*)work; }
 
 // The output for n images, one row each; keeps what chain_backward reads.
-void chain_forward(const void* given, void* space, const Tensors* tensors, const Input* in,
+void chain_forward(const void* given, void* space, const Tensors* tensors, const float* images,
                    long n, uint64_t key, float* out) {
   const Network& net = *(const Network*)given;
   Work& work = *(Work*)space;
   prepare(net, work, tensors);
-  load_input(net, work, *in, nullptr, n);
+  load_input(net, work, images, nullptr, n);
   forward(net, work, tensors, n, key);
   copy_output(net, work, out, n);
 }
@@ -365,7 +341,7 @@ void chain_backward(const void* given, void* space, const Tensors* tensors, cons
 // One step of SGD on the mean cross-entropy of each batch; returns the sum of all losses.
 // Batch i has the examples order[starts[i]] to order[starts[i + 1] - 1].
 double chain_epoch(const void* given, void* space, const Tensors* tensors,
-                   const Tensors* moments, const Input* in, const int64_t* y,
+                   const Tensors* moments, const float* images, const int64_t* y,
                    const int64_t* order, const int64_t* starts, long batches, const Sgd* sgd,
                    uint64_t key) {
   const Network& net = *(const Network*)given;
@@ -376,7 +352,7 @@ double chain_epoch(const void* given, void* space, const Tensors* tensors,
     const long n = starts[i + 1] - starts[i];
     const uint64_t own = mixed(key + i);
     prepare(net, work, tensors);
-    load_input(net, work, *in, here, n);
+    load_input(net, work, images, here, n);
     forward(net, work, tensors, n, own);
     loss += cross_entropy(net, work, y, here, n);
     backward(net, work, tensors, n, own);
@@ -386,21 +362,16 @@ double chain_epoch(const void* given, void* space, const Tensors* tensors,
 }
 
 // The output for any number of images, as many at a time as the work space holds.
-void chain_judge(const void* given, void* space, const Tensors* tensors, const Input* in,
-                 const int64_t* order, long n, float* out) {
+void chain_judge(const void* given, void* space, const Tensors* tensors, const float* images,
+                 long n, float* out) {
   const Network& net = *(const Network*)given;
   Work& work = *(Work*)space;
   const long image = (long)net.channels * net.h * net.w;
-  prepare(net, work, tensors);
   const long most = (long)work.max_groups * LANES;
+  prepare(net, work, tensors);
   for (long first = 0; first < n; first += most) {
     const long here = std::min(n - first, most);
-    Input from = *in;
-    if (!order) {
-      if (in->scale) from.values = (const uint8_t*)in->values + first * image;
-      else from.values = (const float*)in->values + first * image;
-    }
-    load_input(net, work, from, order ? order + first : nullptr, here);
+    load_input(net, work, images + first * image, nullptr, here);
     forward(net, work, tensors, here, 0);
     copy_output(net, work, out + first * net.out_size(), here);
   }

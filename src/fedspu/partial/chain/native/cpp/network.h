@@ -42,10 +42,6 @@ struct Tensors {
   float *weight, *bias, *scale, *shift, *mean, *variance;
   float *d_weight, *d_bias, *d_scale, *d_shift;
 };
-struct Input {
-  const void* values;                  // floats, or bytes if there is a scale
-  const float *scale, *shift;          // of bytes, by channel: scale * byte + shift
-};
 struct Sgd {
   float lr, momentum, decay, clip;     // clip 0: none
 };

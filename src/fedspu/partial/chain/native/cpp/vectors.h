@@ -19,9 +19,6 @@ typedef float Vec __attribute__((vector_size(32), may_alias));
 typedef float AnyVec __attribute__((vector_size(32), may_alias, aligned(4)));
 typedef int32_t Mask __attribute__((vector_size(32), may_alias));
 typedef uint32_t Word __attribute__((vector_size(32), may_alias));
-typedef uint8_t Bytes __attribute__((vector_size(16), may_alias));
-typedef uint8_t AnyBytes __attribute__((vector_size(16), may_alias, aligned(1)));
-typedef uint8_t HalfBytes __attribute__((vector_size(8), may_alias));
 
 enum { WIDTH = 8, LANES = 16, HALVES = 2 };
 
@@ -150,18 +147,4 @@ INLINE void transpose8(const float* const* in, long at, float* out, long step) {
 static void transpose16(const float* const* in, float* out, long step) {
   for (int i = 0; i < 16; i += 8)
     for (int j = 0; j < 16; j += 8) transpose8(in + i, j, out + j * step + i, step);
-}
-
-// Transposes 16 x 16 bytes: four perfect shuffles.
-INLINE void transpose16(Bytes (&r)[16]) {
-  Bytes t[16];
-  for (int round = 0; round < 4; round++) {
-    for (int i = 0; i < 8; i++) {
-      t[2 * i] = __builtin_shufflevector(r[i], r[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
-                                         5, 21, 6, 22, 7, 23);
-      t[2 * i + 1] = __builtin_shufflevector(r[i], r[i + 8], 8, 24, 9, 25, 10, 26, 11, 27,
-                                             12, 28, 13, 29, 14, 30, 15, 31);
-    }
-    for (int i = 0; i < 16; i++) r[i] = t[i];
-  }
 }

@@ -301,7 +301,8 @@ def make_judge(
         known = _JUDGES.get(model)
         if known is None or known[0].stages != tuple(stages):
             network = Network(stages, None, shape)
-            known = _JUDGES[model] = network, Work(network, AT_ONCE, is_training=False)
+            at_once = FEW if _num_weights(model) < MANY_WEIGHTS else MANY
+            known = _JUDGES[model] = network, Work(network, at_once, is_training=False)
         values = Values(known[0])
     except NotAChainError:
         return None
@@ -309,8 +310,14 @@ def make_judge(
     return lambda x: judge(network, work, values, x.contiguous())
 
 
-AT_ONCE = 16
-"""Images that are judged together: few enough for the cache."""
+FEW, MANY, MANY_WEIGHTS = 16, 128, 2**19
+"""Images that are judged together: few, so that their maps stay in the cache, but many
+if the weights do not fit into it and have to be read again each time."""
+
+
+def _num_weights(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
 
 _JUDGES: "WeakKeyDictionary[nn.Module, tuple[Network, Work]]" = WeakKeyDictionary()
 """The network of each model that was judged, for the next time."""

@@ -102,7 +102,7 @@ class Interrupted:
 @pytest.mark.parametrize("method", all_methods(), ids=lambda m: f"{m.name}-{m.reading}")
 def test_both_paths_learn_the_same(method: Method) -> None:
     """PyTorch's path is compared with slow twins in float64 elsewhere."""
-    given = {"method": method.name, "method__reading": method.reading, "rounds": 2}
+    given: Any = {"method": method.name, "method__reading": method.reading, "rounds": 2}
     runs = [play(train__kernels=kernels, **given) for kernels in ("auto", "torch")]
     for client in range(6):
         mine, theirs = (run.personal_model(client).state_dict() for run in runs)

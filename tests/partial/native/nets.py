@@ -57,12 +57,13 @@ def norm(draw: st.DrawFn, channels: int) -> nn.Module:
     return layer
 
 
-def pool(draw: st.DrawFn, size: tuple[int, int]) -> nn.Module | None:
-    """A pool whose windows fit, if any."""
+def pool(draw: st.DrawFn, size: tuple[int, int]) -> tuple[nn.Module, tuple[int, int]]:
+    """A pool and its window, which fits."""
     windows = [(2, 2), (2, 2), (3, 2), (1, 3), size]
     windows = [w for w in windows if w[0] <= size[0] and w[1] <= size[1]]
     window = draw(st.sampled_from(windows))
-    return draw(st.sampled_from([nn.MaxPool2d(window), nn.AvgPool2d(window)]))
+    kind = draw(st.sampled_from([nn.MaxPool2d, nn.AvgPool2d]))
+    return kind(window), window
 
 
 @st.composite
@@ -101,8 +102,8 @@ def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, int, int]]:
                 inner = nn.Conv2d(channels, channels, 3, padding=1)
                 layers.append(Residual(inner, norm(draw, channels)))
             else:
-                layers.append(pool(draw, (height, width)))
-                window = layers[-1].kernel_size
+                layer, window = pool(draw, (height, width))
+                layers.append(layer)
                 height, width = height // window[0], width // window[1]
     layers.append(nn.Flatten())
     features = channels * height * width
@@ -126,8 +127,9 @@ def randomized(model: nn.Module, seed: int) -> nn.Module:
             for parameter in layer.parameters():
                 parameter.data = torch.randn(parameter.shape, generator=rng)
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            layer.running_mean = torch.randn(layer.running_mean.shape, generator=rng)
-            layer.running_var = torch.rand(layer.running_var.shape, generator=rng) + 0.5
+            size = (layer.num_features,)
+            layer.running_mean = torch.randn(size, generator=rng)
+            layer.running_var = torch.rand(size, generator=rng) + 0.5
         if isinstance(layer, nn.Conv2d | nn.Linear):
             for parameter in layer.parameters():
                 parameter.data = torch.randn(parameter.shape, generator=rng) * (

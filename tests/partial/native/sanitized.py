@@ -52,6 +52,6 @@ def everything(
 
 if __name__ == "__main__":
     found = library.Found(library._opened(Path(sys.argv[1])), "with sanitizers")
-    network.find = run.find = lambda: found  # type: ignore[assignment]
+    vars(network)["find"] = vars(run)["find"] = lambda: found
     everything()
     sys.stdout.write("fine")

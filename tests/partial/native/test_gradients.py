@@ -1,6 +1,7 @@
 """Compiled code against float64 autograd, on random networks."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def test_gradients_statistics_and_output(
     out, found = native_gradients(model, spans, x, grad.float())
     assert distance(out, wanted) < 1e-4
     assert is_as_good(found, start, x, y, spans)
-    for parameter, same in zip(model.parameters(), start.parameters(), strict=True):
-        assert torch.equal(parameter, same)
+    for parameter, before in zip(model.parameters(), start.parameters(), strict=True):
+        assert torch.equal(parameter, before)
     for (name, buffer), (_, same) in zip(
         model.named_buffers(), slow.named_buffers(), strict=True
     ):
@@ -135,7 +136,7 @@ def test_a_norm_weight_that_makes_all_equal(
 
 
 @pytest.mark.parametrize("window", [2, (2, 3), (3, 1), 6])
-def test_the_first_of_equals_wins_a_pool(window: object) -> None:
+def test_the_first_of_equals_wins_a_pool(window: Any) -> None:
     """Whole numbers are exact in float32, so ties are ties in every way to compute."""
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(window), nn.Flatten())
     rng = torch.Generator().manual_seed(0)
@@ -151,6 +152,7 @@ def test_the_first_of_equals_wins_a_pool(window: object) -> None:
     out.backward(grad)
     _, found = native_gradients(model, parts(model, 1.0, 0), x, grad)
     for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
         assert torch.equal(found[name], parameter.grad), name
 
 

@@ -1,5 +1,7 @@
 """Which models the compiled code can read, and why not the others."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,7 +28,8 @@ class Written(nn.Module):
         x = F.avg_pool2d(x, 2)
         x = x.view(x.size(0), -1)
         x = F.dropout(F.leaky_relu(self.fc1(x), 0.2), training=self.training)
-        return self.fc2(x)
+        scores: Tensor = self.fc2(x)
+        return scores
 
 
 class Reshaped(Written):
@@ -63,8 +66,9 @@ def test_models_as_people_write_them(build: type[nn.Module]) -> None:
 @pytest.mark.parametrize("name", ["digits", "emnist", "cifar10", "speech", "mlp"])
 def test_built_in_models(name: str) -> None:
     model = models.build(name, 10)
-    assert why_not(model.train(), model.input_shape) is None
-    assert why_not(model.eval(), model.input_shape) is None
+    shape: Any = model.input_shape
+    assert why_not(model.train(), shape) is None
+    assert why_not(model.eval(), shape) is None
 
 
 def test_a_residual_network_is_a_chain_with_sums() -> None:
@@ -113,7 +117,7 @@ def test_a_model_with_hooks_or_its_own_forward_is_left_alone() -> None:
     handle = model[1].register_forward_hook(lambda *_: None)
     assert why_not(model, (1, 2, 2)) is not None
     handle.remove()
-    model[1].forward = lambda x: x  # type: ignore[method-assign]
+    model[1].forward = lambda x: x
     assert why_not(model, (1, 2, 2)) is not None
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedspu.partial.memory_format import compact, empty, format_of, is_last, rows_of
 from fedspu.partial.notes import remake_of
 from fedspu.partial.spans import Span, num_in, take_span, take_spans
 
@@ -66,7 +67,7 @@ def read_by_part(
     name = x.grad_fn.name() if x.grad_fn is not None else ""
     if name.startswith(_SAVE_THEIR_RESULT) or (x.grad_fn is None and x.is_leaf):
         return (x,), partial(take_span, dim=dim, span=inputs)
-    return (take_span(x, dim, inputs).contiguous(),), _as_it_is
+    return (compact(take_span(x, dim, inputs)),), _as_it_is
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def fill(part: Tensor, dim: int, span: Span, shape: torch.Size) -> Tensor:
     """A tensor of zeros with ``part`` at the positions of one axis."""
     if span is None:
         return part
-    whole = part.new_zeros(shape)
+    whole = empty(shape, like=part).zero_()
     if isinstance(span, int):
         whole.narrow(dim, 0, span).copy_(part)
         return whole
@@ -147,6 +148,8 @@ class Convolution:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, rounds_as_torch: bool
     ) -> Tensor:
         """The forward pass."""
+        if is_last(x) and self._is_product(weight.shape) and not rounds_as_torch:
+            return _product(x, weight.flatten(1).t(), bias)
         columns = None if rounds_as_torch else self._columns(x, weight.shape)
         if columns is None:
             numbers = self._numbers(self.groups)
@@ -170,12 +173,16 @@ class Convolution:
     def grad_input(
         self, grad: Tensor, shape: torch.Size, weight: Tensor, groups: int
     ) -> Tensor:
-        """The gradient of an input of this shape."""
+        """The gradient of an input of this shape, in the memory format of ``grad``."""
         found: Tensor
-        if self._is_pointwise(shape, weight.shape):
+        if is_last(grad) and self._is_product(weight.shape):
+            return _product(grad, weight.flatten(1))
+        if self._is_pointwise(shape, weight.shape) and not is_last(grad):
             found = torch.matmul(weight.flatten(1).t(), grad.flatten(2))
             return found.view(shape)
-        like = grad.new_empty(1).expand(shape)
+        # Only its shape and memory format are read.
+        is_usual = not is_last(grad)
+        like = grad.new_empty(1).expand(shape) if is_usual else empty(shape, like=grad)
         found = torch.ops.aten.convolution_backward(
             grad, like, weight, None, *self._numbers(groups), [True, False, False]
         )[0]
@@ -185,6 +192,8 @@ class Convolution:
         self, grad: Tensor, x: Tensor, shape: tuple[int, ...], groups: int
     ) -> Tensor:
         """The gradient of a weight of this shape."""
+        if is_last(x) and self._is_product(shape):
+            return torch.mm(rows_of(grad).t(), rows_of(x)).view(shape)
         columns = self._columns(x, shape)
         if columns is not None:
             products = torch.bmm(grad.flatten(2), columns.transpose(1, 2))
@@ -200,6 +209,8 @@ class Convolution:
 
         None unless that is so little that one product is faster than PyTorch's own way.
         """
+        if is_last(x):
+            return None
         if self._is_pointwise(x.shape, weight):
             return x.flatten(2)
         is_small = len(weight) == 4 and weight[2] * weight[3] <= _FEW
@@ -219,12 +230,15 @@ class Convolution:
 
     def _is_pointwise(self, x: tuple[int, ...], weight: tuple[int, ...]) -> bool:
         """Whether it is simply a product of matrices, and not a small one."""
+        return self._is_product(weight) and x[2] * x[3] >= _MANY
+
+    def _is_product(self, weight: tuple[int, ...]) -> bool:
+        """Whether it is simply a product of matrices."""
         return (
             tuple(weight[2:]) == (1, 1)
             and self.is_simple
             and self.stride == (1, 1)
             and self.padding == (0, 0)
-            and x[2] * x[3] >= _MANY
         )
 
     def _numbers(self, groups: int) -> tuple[Any, ...]:
@@ -236,6 +250,18 @@ class Convolution:
             self.output_padding,
             groups,
         )
+
+
+def _product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Maps with every place multiplied by a matrix (channels before, after)."""
+    # Written in place: the next operation may change it, so it must not be a view.
+    out = empty((len(x), matrix.shape[1], *x.shape[2:]), like=x)
+    rows = out.permute(0, 2, 3, 1).view(-1, matrix.shape[1])
+    if bias is None:
+        torch.mm(rows_of(x), matrix, out=rows)
+    else:
+        torch.addmm(bias, rows_of(x), matrix, out=rows)
+    return out
 
 
 class ConvolutionPart(torch.autograd.Function):
@@ -256,6 +282,7 @@ class ConvolutionPart(torch.autograd.Function):
         kept, ctx.read = read_by_part(x, 1, part.inputs)
         ctx.save_for_backward(weight, *kept)
         ctx.part, ctx.conv, ctx.shape = part, conv, x.shape
+        ctx.format = format_of(x)
         return conv.run(x, weight, bias, part.rounds_as_torch)
 
     @staticmethod
@@ -265,6 +292,8 @@ class ConvolutionPart(torch.autograd.Function):
         weight, *kept = ctx.saved_tensors
         part: Part = ctx.part
         conv: Convolution = ctx.conv
+        if grad.dim() == 4 and format_of(grad) is not ctx.format:
+            grad = grad.contiguous(memory_format=ctx.format)
         active = take_span(grad, 1, part.outputs)
         num_in_active = num_in(part.inputs, ctx.shape[1])
         is_depthwise = conv.groups == ctx.shape[1]

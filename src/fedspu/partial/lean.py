@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedspu.partial.block_gradients import fill
 from fedspu.partial.interception import replaced_forward
+from fedspu.partial.memory_format import is_last
 from fedspu.partial.norms import LayerNormPart, NormPart, make_layer_normed
 from fedspu.partial.notes import (
     Remake,
@@ -135,14 +136,15 @@ class _Clamp(torch.autograd.Function):
         mask = seen > low
         if high != float("inf"):
             mask &= seen < high
-        ctx.save_for_backward(pack(mask))
+        ctx.is_last = is_last(mask)
+        ctx.save_for_backward(pack(mask, ctx.is_last))
         ctx.need, ctx.kept_shape, ctx.shape = need, mask.shape, x.shape
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        mask = unpack(ctx.saved_tensors[0], ctx.kept_shape)
+        mask = unpack(ctx.saved_tensors[0], ctx.kept_shape, ctx.is_last)
         grad = take_span(grad, 1, ctx.need) * mask
         return fill(grad, 1, ctx.need, ctx.shape), None, None, None, None
 

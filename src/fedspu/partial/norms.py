@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedspu.partial.block_gradients import fill
+from fedspu.partial.memory_format import is_last
 from fedspu.partial.spans import Span, take_span
 
 
@@ -106,7 +107,7 @@ class BatchNormPart(torch.autograd.Function):
         part: NormPart,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The plain operation; ``kept`` are the channels whose gradient is read."""
-        if part.rounds_as_torch:
+        if part.rounds_as_torch or is_last(x):  # PyTorch is fast if channels are last
             y, mean, deviation = torch.ops.aten.native_batch_norm(
                 x, weight, bias, *running, True, momentum, eps
             )

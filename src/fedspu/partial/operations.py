@@ -20,6 +20,7 @@ from fedspu.partial.block_gradients import (
     Part,
     fill,
 )
+from fedspu.partial.memory_format import compact, format_of
 from fedspu.partial.norms import BatchNormPart, NormPart, make_batch_normed
 from fedspu.partial.notes import Remake, need_of, note, transposed
 from fedspu.partial.spans import (
@@ -116,7 +117,7 @@ def batch_normed(given: Arguments) -> tuple[Tensor, Remake] | None:
         and weight.full is not None
         and bias.full is not None
         and x.dim() > 2
-        and x.is_contiguous()
+        and x.is_contiguous(memory_format=format_of(x))
         and x.dtype == weight.full.dtype == bias.full.dtype
         and x.dtype in (torch.float32, torch.float64)
         and x.numel() > x.shape[1]
@@ -129,7 +130,7 @@ def batch_normed(given: Arguments) -> tuple[Tensor, Remake] | None:
         need = None
     kept = x.detach()
     if need is not None:
-        kept = take_span(kept, 1, need).contiguous()
+        kept = compact(take_span(kept, 1, need))
     running = given.get("running_mean"), given.get("running_var")
     momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
     how: How = given.get("how", weight.how)

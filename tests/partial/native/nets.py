@@ -120,10 +120,15 @@ def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, int, int]]:
 
 
 def randomized(model: nn.Module, seed: int) -> nn.Module:
-    """The same model with norms that are not at rest."""
+    """The same model with norms that are not at rest.
+
+    Their eps is large: by the usual one, norms of a few values that are almost the same
+    magnify what float32 rounds off, and PyTorch's own results are then as far off.
+    """
     rng = torch.Generator().manual_seed(seed)
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
+            layer.eps = 0.1
             for parameter in layer.parameters():
                 parameter.data = torch.randn(parameter.shape, generator=rng)
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):

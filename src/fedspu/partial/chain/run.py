@@ -8,7 +8,7 @@ need it. Frozen neurons of the first layer lead only to frozen weights: they nee
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedspu.partial.chain.native.run import Kernels, NativeForward
 from fedspu.partial.chain.native.stages import NotAChainError
 from fedspu.partial.chain.pooling import halves, pool, unpool
 from fedspu.partial.interception import replaced_forward
+from fedspu.partial.memory_format import usual_forward
 from fedspu.partial.norms import batch_norm_back, batch_norm_back_, centre, track
 from fedspu.partial.notes import pack, unpack
 from fedspu.partial.spans import (
@@ -57,10 +58,13 @@ def running_chain(
     """
     native = _native(model, spans, trainable, how, kernels)
     stages = _stages(model, find_chain(model), spans, list(trainable), how)
+    usual = usual_forward(model, num_hooks)
     if native is None and not stages:
-        yield
+        with replaced_forward(model, usual) if usual else nullcontext():
+            yield
         return
-    leaves, own, mode = list(trainable.values()), model.forward, model.training
+    leaves, own = list(trainable.values()), usual or model.forward
+    mode = model.training
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

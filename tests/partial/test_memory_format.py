@@ -1,0 +1,160 @@
+"""Maps with channels side by side in memory: the same numbers, no view that fails."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedspu
+from fedspu.partial.block_gradients import Convolution
+from fedspu.partial.memory_format import compact, is_last, usual_forward
+
+
+class Bottleneck(nn.Module):
+    """1x1, depthwise, 1x1 and a residual, as in MobileNets."""
+
+    def __init__(self, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(width, 3 * width, 1)
+        self.norm = nn.BatchNorm2d(3 * width)
+        self.deep = nn.Conv2d(
+            3 * width, 3 * width, 3, stride, padding=1, groups=3 * width
+        )
+        self.act = nn.ReLU6(inplace=True)
+        self.narrow = nn.Conv2d(3 * width, width, 1, bias=False)
+        self.is_residual = stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.narrow(self.act(self.deep(self.act(self.norm(self.wide(x))))))
+        return y + x if self.is_residual else y
+
+
+def small_mobile_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU()),
+        *(Bottleneck(8), Bottleneck(8, stride=2), nn.Conv2d(8, 12, 3)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4)),
+    )
+
+
+class Viewing(nn.Module):
+    """Asks for a view, which fails if channels lie side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.conv(x).sigmoid().view(len(x), -1))
+        return scores
+
+
+def examples(number: int = 6) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn((number, 3, 8, 8), generator=rng, dtype=torch.float64)
+    return x, torch.randint(4, (number,), generator=rng)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether channels were last, for each convolution that our kernels run.
+
+    They run small ones too.
+    """
+    monkeypatch.setattr("fedspu.partial.operations.MIN_PRODUCTS", 0)
+    noted: list[bool] = []
+    own = Convolution.run
+
+    def run(conv: Convolution, x: Tensor, *rest: Any) -> Tensor:
+        noted.append(is_last(x))
+        return own(conv, x, *rest)
+
+    monkeypatch.setattr(Convolution, "run", run)
+    return noted
+
+
+@pytest.mark.parametrize("mode", ["exact", "truncated"])
+@pytest.mark.parametrize("saves", ["fast", "lean"])
+@pytest.mark.parametrize("p", [0.3, 0.7, 1.0])
+def test_steps_are_those_of_the_usual_format(
+    seen: list[bool], mode: Any, saves: Any, p: float
+) -> None:
+    x, y = examples()
+    models = [small_mobile_net().double().train() for _ in range(2)]
+    neurons = fedspu.map_neurons(models[0], x[:2])
+    active = fedspu.choose_random(neurons, p, fedspu.stream(0, "neurons"))
+    layouts: Any = ("auto", "index")
+    for model, layout in zip(models, layouts, strict=True):
+        context = fedspu.partial_training(
+            model, neurons, active, mode, layout=layout, saves=saves
+        )
+        with context as trainable:
+            optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
+            for _ in range(4):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    ours, theirs = (model.state_dict() for model in models)
+    for name, tensor in ours.items():
+        assert torch.allclose(tensor.double(), theirs[name].double(), atol=1e-10), name
+    assert all(parameter.is_contiguous() for parameter in models[0].parameters())
+    assert any(seen) == (p < 1 or saves == "lean")
+
+
+@pytest.mark.parametrize(
+    ("layers", "fits"),
+    [
+        ([nn.Conv2d(3, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Dropout(0.5)], True),
+        ([nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Flatten()], False),
+        ([nn.Conv2d(3, 4, 3), nn.PixelShuffle(2)], False),
+        ([nn.Flatten(), nn.Linear(12, 4)], False),
+    ],
+)
+def test_which_models_take_it(layers: list[nn.Module], fits: bool) -> None:
+    """Dropout of maps draws its masks in the order of memory."""
+    assert (usual_forward(nn.Sequential(*layers), 0) is not None) == fits
+
+
+def test_a_model_that_asks_for_a_view_keeps_the_usual_format() -> None:
+    assert usual_forward(Viewing(), 0) is None
+    x, y = examples()
+    model = Viewing().double()
+    neurons = fedspu.map_neurons(model, x[:2])
+    active = fedspu.choose_ordered(neurons, 0.5)
+    with fedspu.partial_training(model, neurons, active):
+        F.cross_entropy(model(x), y).backward()
+
+
+def test_hooks_see_maps_in_the_usual_format() -> None:
+    model = small_mobile_net().double()
+    x, _ = examples()
+    neurons = fedspu.map_neurons(model, x[:2])
+    seen = []
+    with fedspu.partial_training(model, neurons, fedspu.choose_ordered(neurons, 0.5)):
+        model[3].register_forward_hook(lambda *given: seen.append(is_last(given[2])))
+        model(x)
+    assert seen == [False]
+
+
+def test_maps_that_a_model_returns_are_in_the_usual_format() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.Conv2d(8, 5, 1)).double()
+    x, _ = examples()
+    wanted = copy.deepcopy(model)(x)
+    neurons = fedspu.map_neurons(model, x[:2])
+    with fedspu.partial_training(model, neurons, fedspu.choose_ordered(neurons, 0.5)):
+        out = model(x)
+    assert out.is_contiguous()
+    assert torch.allclose(out, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_part_without_gaps_keeps_its_format(last: bool) -> None:
+    x, _ = examples()
+    kind = torch.channels_last if last else torch.contiguous_format
+    part = compact(x.contiguous(memory_format=kind)[:, :2])
+    assert part.is_contiguous(memory_format=kind)
+    assert torch.equal(part, x[:, :2])

@@ -1,6 +1,8 @@
 """Find the object that a user names as ``package.module:attribute``."""
 
 import sys
+import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -51,3 +53,32 @@ def _module(name: str, given: str, refuse: type[FedSPUError]) -> ModuleType:
         raise refuse(f"{given}: cannot be imported ({error})") from error
     except ImportError as error:
         raise refuse(f"{given}: cannot be imported ({error})") from error
+    except Exception as error:  # the user's own code
+        raise refuse(f"{given}: importing {name} raised {raised(error)}") from error
+
+
+def call(
+    function: Callable[..., Any], given: str, refuse: type[FedSPUError], *args: Any
+) -> Any:
+    """What a user's function returns; an exception of it becomes one clear line."""
+    try:
+        return function(*args)
+    except FedSPUError:
+        raise
+    except Exception as error:  # the user's own code
+        raise refuse(f"{given}: it raised {raised(error)}") from error
+
+
+def raised(error: Exception) -> str:
+    """An exception in one line: its kind, its message, and where it was raised."""
+    text = str(error).strip()
+    message = f": {text.splitlines()[0]}" if text else ""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}{message}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if "site-packages" not in frame.filename]
+    place = ""
+    if theirs:
+        last = theirs[-1]
+        place = f" ({Path(last.filename).name}, line {last.lineno})"
+    return f"{type(error).__name__}{message}{place}"

@@ -1,5 +1,6 @@
 """Play a whole federated run on this machine: what ``fedspu run`` calls."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -296,6 +297,8 @@ def _choose(
         flat["task"] = task.name
         in_python.add("task")
     settings = resolve(flat, in_python)
+    if model is None:
+        models.find(settings.model)
     method = method or make_method(settings.method)
     task = task or find_task(settings.task)
     check_choices(settings, method, task)
@@ -382,6 +385,11 @@ def _play(
     summary = summarise(
         plan, examples.data.name, federation, scores, rounds, times, facts
     )
+    if lost := summary["refused_turns"]:
+        warnings.warn(
+            f"{lost} replies could not be used; rounds.jsonl says whose, and why",
+            stacklevel=3,
+        )
     if folder:
         folder.finish(summary)
     last = Checkpoint(federation, scores)

@@ -105,6 +105,7 @@ def _check_same(path: Path, settings: Settings) -> None:
     """Refuse to mix runs of different settings in one comparison."""
     if not (path / "settings.toml").exists():
         return
+    read_index(path)  # raises if it is of another version
     before = dict(flatten(read_toml(path / "settings.toml")))
     wanted = dict(flatten(settings.model_dump(mode="json")))
     for name in sorted((before.keys() | wanted.keys()) - SAME_BITS):

@@ -53,6 +53,7 @@ def few(): return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
 def narrow(): return nn.Sequential(nn.Flatten(), nn.Linear(7, 3))
 def number(): return 3
 def nothing(): pass
+def raising(): return {}['no such key']
 def needs_more(width): return build()
 constant = 3
 """

@@ -56,11 +56,37 @@ BAD_WORDS: list[tuple[str, str]] = [
     ("--model NETS:constant", "constant': it is a int; expected a function"),
     ("--model NETS:needs_more", "function without arguments.*width"),
     ("--model NETS:missing", "has no missing"),
+    ("--model NETS:raising", r"raising': it raised KeyError: 'no such key' \(nets_\d+"),
+    (
+        "--model broken:build",
+        r"importing broken raised ZeroDivisionError: .* \(broken\.py, line 2\)",
+    ),
+    (
+        "--model wrong:build",
+        r"importing wrong raised SyntaxError: .*\(wrong\.py, line 1",
+    ),
+    ("--data cifar10 --model NETS:missing", "has no missing"),
+    ("--method broken:record", "method = 'broken:record': importing broken raised"),
+    ("--task broken:task", "task = 'broken:task': importing broken raised"),
+    ("--method half:record", r"importing half raised TypeError: .*'offer' \(half\.py"),
+    ("--method half2:make", r"it raised RuntimeError: no \(half2\.py, line 5\)"),
+    ("--method half2:number", r"returned a int; expected a fedspu\.methods"),
     ("--model nosuchmodule:build", "no module named nosuchmodule"),
     ("--model digts", r"model = 'digts'.*did you mean digits\?"),
     ("--out f.npz", r"f\.npz is in use already"),
     ("--resume nowhere", "--resume takes the settings in nowhere"),
 ]
+
+MODULES = {
+    "broken": "a = 0\nb = 1 / a\n",
+    "wrong": "def build(:\n",
+    "half": "from fedspu.methods.method import Method\n\n\n"
+    "record = Method(name='m', reference='r', in_words=('a',) * 4, judged_by='own')\n",
+    "half2": "from fedspu.methods.options import Options\n\n\n"
+    "def make(options: Options):\n    raise RuntimeError('no')\n\n\n"
+    "def number(options: Options):\n    return 3\n",
+}
+"""A user's own modules, each with a mistake."""
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_WORDS)
@@ -76,6 +102,8 @@ def test_a_mistake_is_one_clear_line_and_leaves_no_folder(
     np.savez(
         "nan.npz", x=np.where(np.arange(120)[:, None, None, None] == 7, np.nan, x), y=y
     )
+    for name, text in MODULES.items():
+        Path(f"{name}.py").write_text(text, encoding="utf-8")
     before = sorted(path.name for path in Path().iterdir())
 
     out = () if "--out" in words else ("--out", "mine")

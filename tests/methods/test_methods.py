@@ -1,13 +1,14 @@
 from dataclasses import replace
 from fractions import Fraction
 from math import floor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from fedspu import map_neurons
-from fedspu.errors import SettingsError
+from fedspu.errors import SettingsError, TrainingError
 from fedspu.methods import (
     CATALOGUE,
     METHODS,
@@ -167,6 +168,66 @@ def test_an_answer_that_is_no_function_is_refused(answer: str) -> None:
     wrong: dict[str, Any] = {answer: 7}
     with pytest.raises(SettingsError, match=rf"its {answer} is 7; expected a function"):
         replace(RECORDS["fedspu"], **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": ""}, "a method's name is ''"),
+        ({"in_words": ("a",)}, "expected four texts: what it sends, trains, keeps"),
+        ({"tasks": "classification"}, "expected a set of names"),
+        ({"judged_by": "slice", "server": dict}, "without knowing what the server"),
+        ({"judged_by": "slice", "is_choice": True}, "without knowing what the server"),
+    ],
+)
+def test_a_record_that_cannot_be_right_is_refused(
+    wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        replace(RECORDS["fedspu"], **wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "wanted"),
+    [
+        ("offer", lambda now: None, "a NoneType; expected a Offer"),
+        ("keep", lambda turn: [1], "a list; expected a dict"),
+        ("train", lambda turn, local: None, "a NoneType; expected a Trained"),
+        ("stays", lambda neurons: ["fc.weight"], "a list; expected a frozenset"),
+        ("combine", lambda state: 3, "a int; expected a Accumulator"),
+        ("server", lambda extra, replies: None, "a NoneType; expected a dict"),
+    ],
+)
+def test_a_function_that_returns_something_else_is_refused(
+    name: str, answer: Any, wanted: str
+) -> None:
+    change: dict[str, Any] = {"name": "mine", name: answer}
+    method = replace(RECORDS["fedspu"], **change)
+    with pytest.raises(SettingsError, match=f"'mine': its {name} returned {wanted}"):
+        run_for(method_record=method, rounds=1)
+
+
+def no_number(turn: Turn, local: LocalTraining) -> Trained:
+    state = state_of(local.model)
+    return Trained(float("nan"), sent=state, own=state)
+
+
+def test_a_run_without_any_reply_that_can_be_used_has_no_result() -> None:
+    method = replace(RECORDS["fedspu"], train=no_number)
+    wanted = r"in any round; .*client \d: its training loss is nan"
+    with pytest.raises(TrainingError, match=wanted):
+        run_for(method_record=method, rounds=2)
+
+
+def test_an_overflow_on_the_server_is_said_and_nothing_is_saved(tmp_path: Path) -> None:
+    given = {
+        "server__optimizer": "adam",
+        "server__lr": 1e300,
+        "out": str(tmp_path / "r"),
+    }
+    with pytest.raises(TrainingError, match=r"round 1: .*lower server\.lr"):
+        run_for(rounds=2, **given)
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_record_is_judged_by_something_that_is_there() -> None:

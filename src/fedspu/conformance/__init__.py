@@ -27,7 +27,6 @@ from fedspu.settings import MethodSettings, nearest
 
 __all__ = [
     "ENGINES",
-    "EXEMPT",
     "LAWS",
     "MODELS",
     "Case",
@@ -40,15 +39,6 @@ __all__ = [
     "examine",
     "laws_for",
 ]
-
-FEDAVG = "at_full_capacity_it_is_fedavg"
-
-EXEMPT: Mapping[str, tuple[str, ...]] = {
-    "fedselect": (FEDAVG,),  # no client trains more than half of the neurons
-    "fedrep": (FEDAVG,),  # head and body train one after the other
-    "fedala": (FEDAVG,),  # clients mix what they received with what they had
-}
-"""The laws that do not apply to some of our methods, by method."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +122,8 @@ def _record(name: str, reading: str | None) -> Method:
 
 
 def laws_for(method: Method, leave_out: Iterable[str] = ()) -> dict[str, Law]:
-    """The laws that apply to a method, by name."""
-    omitted = {*leave_out, *EXEMPT.get(method.name, ())}
+    """The laws that apply to a method, by name: those it does not depart from."""
+    omitted = {*leave_out, *method.departs}
     for name in sorted(omitted - LAWS.keys()):
         raise SettingsError(
             f"leave_out = {name!r}: no such law; expected names from {', '.join(LAWS)}"

@@ -24,7 +24,16 @@ from fedspu.federation.messages import (
 )
 from fedspu.federation.plan import Plan
 from fedspu.federation.workbench import Placed, Workbench
-from fedspu.methods.method import ClientRound, Memory, ModelState, Turn, Which
+from fedspu.methods.method import (
+    ClientRound,
+    Memory,
+    ModelState,
+    Offer,
+    Trained,
+    Turn,
+    Which,
+    answered,
+)
 from fedspu.neurons.blocks import extract, merge
 from fedspu.neurons.slim import slim_state, slimmable
 from fedspu.neurons.table import Active, State
@@ -93,7 +102,7 @@ class Client:
 
         # Choose the neurons that train; the rest are frozen, or cut off if slim.
         begin = ModelState(turn.merged)
-        active = method.keep(turn)
+        active: Active = answered(method, "keep", method.keep(turn), dict)
         if method.is_slim:
             held = slimmable(plan.neurons, active)
             begin = ModelState(slim_state(begin.state, plan.neurons, held), held)
@@ -101,7 +110,7 @@ class Client:
         # Train.
         local = turn.prepare(begin, "batches", _inside(active, begin))
         sent = plan.leaving(local.neurons.blocks(local.active))
-        trained = method.train(turn, local)
+        trained = answered(method, "train", method.train(turn, local), Trained)
         own = replace(begin, state=trained.own) if method.keeps_own else None
         check_finite(trained.sent, local.settings)
         if trained.own is not trained.sent:
@@ -260,7 +269,7 @@ class Client:
         if global_state is None:
             raise ValueError("this model cannot be judged without the server's model")
         if which == "personal" and method.judged_by == "slice" and method.offer:
-            active = method.offer(now).active
+            active = answered(method, "offer", method.offer(now), Offer).active
             cut = slim_state(global_state, self.plan.neurons, active)
             return ModelState(cut, active)
         return ModelState(global_state)

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from fedspu.errors import DataError, ModelError, SettingsError
-from fedspu.methods.method import ClientRound, Method, Remodel
+from fedspu.imports import call
+from fedspu.methods.method import ClientRound, Method, Remodel, answered
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.choose import as_fraction
 from fedspu.neurons.mapping import map_neurons
 from fedspu.neurons.table import Active, Blocks, Neurons, State
 from fedspu.random_streams import stream, torch_stream
 from fedspu.settings import Settings, TrainSettings
+from fedspu.tasks.choices import check_settings
 from fedspu.tasks.task import Task, check_output
 from fedspu.training.schedule import in_round
 
@@ -56,7 +58,9 @@ class Plan:
     @cached_property
     def stays(self) -> frozenset[str]:
         """Tensors that do not travel, by the method and by ``norm.policy``."""
-        stays = self.method.stays(self.neurons)
+        stays = answered(
+            self.method, "stays", self.method.stays(self.neurons), frozenset
+        )
         if self.settings.norm.policy == "local":
             stays |= self.neurons.norm_tensors
         return stays
@@ -140,11 +144,7 @@ def check_choices(settings: Settings, method: Method, task: Task) -> None:
             f"task = {task.name!r}: {method.name} ({method.reading}) learns only "
             f"{', '.join(sorted(method.tasks))}"
         )
-    if settings.train.class_weights != "none" and task.weigh_classes is None:
-        raise SettingsError(
-            f"train.class_weights = {settings.train.class_weights!r}: the task "
-            f"{task.name} has no classes; leave it out"
-        )
+    check_settings(settings, task)
 
 
 def make_plan(
@@ -191,7 +191,9 @@ def capacities_of(settings: Settings) -> tuple[Fraction, ...]:
 
 def build_model(build: Build) -> nn.Module:
     """A new model; refuses a ``build`` that returns anything else."""
-    model: Any = None if isinstance(build, nn.Module) else build()
+    model: Any = None
+    if not isinstance(build, nn.Module):
+        model = call(build, "the model's build function", ModelError)
     if not isinstance(model, nn.Module):
         found = build if isinstance(build, nn.Module) else model
         raise ModelError(

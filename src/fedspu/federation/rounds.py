@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from fedspu.errors import FedSPUError
+from fedspu.errors import FedSPUError, TrainingError
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
     JudgeReply,
@@ -24,7 +24,8 @@ from fedspu.federation.server import (
     next_federation,
     update_of,
 )
-from fedspu.methods.method import Which
+from fedspu.methods.method import Which, answered
+from fedspu.neurons.average import Accumulator
 from fedspu.neurons.table import State
 
 
@@ -143,7 +144,12 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
 
     # Server: send each chosen client the blocks that the method offers it.
     requests = TrainRequests(federation, plan, federation.round + 1)
-    combined = plan.method.combine(federation.global_state)
+    combined = answered(
+        plan.method,
+        "combine",
+        plan.method.combine(federation.global_state),
+        Accumulator,  # type: ignore[type-abstract]  # a protocol is enough to check
+    )
 
     # Clients: merge, train the active neurons, send them back.
     arriving = in_client_order(requests, engine.exchange(requests))
@@ -229,6 +235,13 @@ def play(
     while not is_over(federation, plan):
         played = _judged(plan, engine, play_round(federation, plan, engine), known)
         federation, known = played.federation, played.scores
+        lost = {**played.missing, **played.refused}
+        if is_over(federation, plan) and lost and not federation.last:
+            client, reason = next(iter(lost.items()))
+            raise TrainingError(
+                "no client gave a reply that can be used, in any round; the last was "
+                f"client {client}: {reason}"
+            )
         yield played
 
 

@@ -108,8 +108,8 @@ def read_index(path: Path) -> dict[str, Any]:
     if version != VERSION:
         raise StorageError(
             f"{path} is a run folder of version {version}, and this fedspu reads "
-            f"version {VERSION}; finish it with the fedspu that wrote it, or run it "
-            f"again with `fedspu run {path}/settings.toml --out` and a new folder"
+            f"version {VERSION}; finish it with the fedspu that wrote it, or play it "
+            "again, with another --out"
         )
     if not index.keys() >= INDEX_KEYS:
         raise StorageError(f"{path}: its checkpoint is damaged (it is incomplete)")

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fedspu.errors import TrainingError
 from fedspu.federation.messages import JudgeRequest, TrainReply, TrainRequest
 from fedspu.federation.plan import Plan
-from fedspu.methods.method import Offer, Which
+from fedspu.methods.method import Offer, Which, answered
 from fedspu.neurons.average import Update
 from fedspu.neurons.blocks import extract
 from fedspu.neurons.table import Active, State
 from fedspu.random_streams import stream
-from fedspu.settings import ServerSettings
+from fedspu.settings import ServerSettings, Settings
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class TrainRequests(Mapping[int, TrainRequest]):
             return None
         kept = federation.kept.get(client)
         now = self.plan.client_round(self.t, client, kept, federation.extra)
-        return method.offer(now)
+        return answered(method, "offer", method.offer(now), Offer)
 
     def __getitem__(self, client: int) -> TrainRequest:
         """The request to one client (line 7)."""
@@ -136,8 +137,10 @@ def next_federation(
         extra,
         plan.neurons.statistics,
     )
+    _check_finite(t, state, plan.settings)
     if method.server is not None:
-        extra = {**extra, **method.server(extra, replies)}
+        found = answered(method, "server", method.server(extra, replies), dict)
+        extra = {**extra, **found}
     chosen = {}
     if method.is_choice:
         chosen = {k: r.active for k, r in replies.items() if r.active is not None}
@@ -149,6 +152,18 @@ def next_federation(
         kept={**before.kept, **chosen},
         extra=extra,
     )
+
+
+def _check_finite(t: int, state: State, settings: Settings) -> None:
+    """Refuse a server's model that has overflowed, before it is saved or sent."""
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            lower = f"train.lr (it is {settings.train.lr})"
+            if settings.server.optimizer != "none":
+                lower = f"server.lr (it is {settings.server.lr}) or {lower}"
+            raise TrainingError(
+                f"round {t}: the server's {name} is no longer finite; lower {lower}"
+            )
 
 
 # The server's optimizer ---------------------------------------------------------------

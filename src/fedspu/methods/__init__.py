@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from pydantic import ValidationError
 
 from fedspu.errors import SettingsError
-from fedspu.imports import find_object, is_place
+from fedspu.imports import call, find_object, is_place
 from fedspu.methods.options import (
     APFLOptions,
     DittoOptions,
@@ -121,7 +121,9 @@ def _make(entry: Entry, options: Options) -> "Method":
     from fedspu.methods.method import Method
 
     found = find_object(entry.place, "method")
-    method = found if isinstance(found, Method) else found(options)
+    method = found
+    if not isinstance(found, Method):
+        method = call(found, f"method = {entry.place!r}", SettingsError, options)
     if not isinstance(method, Method):
         raise SettingsError(
             f"method = {entry.place!r}: returned a {type(method).__name__}; expected a "
@@ -173,7 +175,8 @@ def _own_entry(place: str) -> Entry:
             f"method = {place!r}: it is a {type(found).__name__}; expected a "
             "fedspu.methods.method.Method, or a function from an Options class to one"
         )
-    return Entry(place, place, found(options()).reading, options)
+    reading = _make(Entry(place, place), options()).reading
+    return Entry(place, place, reading, options)
 
 
 def _taken_by(function: Any) -> type[Options] | None:

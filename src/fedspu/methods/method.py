@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -163,6 +163,7 @@ class Method:
     remembered before and the replies, by client.
     ``remodel``: makes a model to use instead of the user's, with its table.
     ``tasks``: names of the tasks it can learn; None for all.
+    ``departs``: laws of ``fedspu.conformance`` that it breaks on purpose, and why.
     """
 
     name: str
@@ -181,9 +182,22 @@ class Method:
     server: Callable[[State, Mapping[int, Any]], State] | None = None
     remodel: Remodel | None = None
     tasks: frozenset[str] | None = None
+    departs: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a record that lacks an answer."""
+        if not isinstance(self.name, str) or not self.name:
+            raise SettingsError(f"a method's name is {self.name!r}; expected a text")
+        words = self.in_words
+        if not isinstance(words, tuple) or len(words) != len(IN_WORDS):
+            raise SettingsError(
+                f"method {self.name!r}: in_words = {words!r}; expected four texts: "
+                f"what it {', '.join(IN_WORDS)}"
+            )
+        if isinstance(self.tasks, str):
+            raise SettingsError(
+                f"method {self.name!r}: tasks = {self.tasks!r}; expected a set of names"
+            )
         for entry in fields(self):
             value = getattr(self, entry.name)
             must_be_callable = entry.name in MUST_ANSWER or (
@@ -198,6 +212,12 @@ class Method:
             raise SettingsError(
                 f"method {self.name!r}: judged_by = {self.judged_by!r}; expected one "
                 f"of {', '.join(JUDGED_BY)}"
+            )
+        if self.judged_by == "slice" and (self.server or self.is_choice):
+            raise SettingsError(
+                f"method {self.name!r}: judged_by = 'slice': a client finds its slice "
+                "without knowing what the server remembers; leave server and is_choice "
+                "out, or use 'own'"
             )
         if self.judged_by != "own" and self.offer is None:
             raise SettingsError(
@@ -216,6 +236,20 @@ class Method:
         return self.offer is not None
 
 
+Found = TypeVar("Found")
+
+
+def answered(method: Method, name: str, value: Any, kind: type[Found]) -> Found:
+    """What a function of a method returned; refuses any other kind of thing."""
+    if not isinstance(value, kind):
+        raise SettingsError(
+            f"method {method.name!r}: its {name} returned a {type(value).__name__}; "
+            f"expected a {kind.__name__}; docs/write-a-method.md says more"
+        )
+    return value
+
+
+IN_WORDS = ("sends", "trains", "keeps", "is judged by")
 JUDGED_BY = ("own", "slice", "global")
 MUST_ANSWER = ("keep", "train", "stays", "combine")
 MAY_ANSWER = ("offer", "ready", "server", "remodel")

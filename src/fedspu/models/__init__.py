@@ -6,7 +6,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from fedspu.errors import ModelError
-from fedspu.imports import find_object, is_place
+from fedspu.imports import call, find_object, is_place
 from fedspu.settings import nearest
 
 if TYPE_CHECKING:
@@ -78,4 +78,4 @@ def _call_bare(maker: Callable[..., Any], name: str) -> Any:
         ) from None
     except ValueError:
         pass  # some callables have no signature; then the call itself is the test
-    return maker()
+    return call(maker, f"model = {name!r}", ModelError)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class Update:
     num_examples: int
 
 
+@runtime_checkable
 class Accumulator(Protocol):
     """Combines many updates into one state; they arrive one by one, in client order."""
 

@@ -71,4 +71,5 @@ fedselect = replace(
     ),
     offer=what_it_kept_or_all,
     keep=growing,
+    departs={"at_full_capacity_it_is_fedavg": "no client trains more than half"},
 )

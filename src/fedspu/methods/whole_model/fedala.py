@@ -117,6 +117,9 @@ def fedala(options: FedALAOptions) -> Method:
             "its own model",
         ),
         judged_by="own",
+        departs={
+            "at_full_capacity_it_is_fedavg": "clients mix what came with what they had"
+        },
         offer=all_neurons,
         train=partial(mix_then_train, options=options),
     )

@@ -66,4 +66,5 @@ def fedrep(options: FedRepOptions) -> Method:
             "its own model",
         ),
         train=partial(head_then_body, options=options),
+        departs={"at_full_capacity_it_is_fedavg": "head and body train in turn"},
     )

@@ -220,7 +220,7 @@ def test_a_run_without_any_reply_that_can_be_used_has_no_result() -> None:
 
 
 def test_an_overflow_on_the_server_is_said_and_nothing_is_saved(tmp_path: Path) -> None:
-    given = {
+    given: Any = {
         "server__optimizer": "adam",
         "server__lr": 1e300,
         "out": str(tmp_path / "r"),

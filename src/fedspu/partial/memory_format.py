@@ -13,7 +13,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from fedspu.partial.chain.find import is_watched, trace
+from fedspu.partial.chain.find import is_in_place, is_watched, trace
 
 
 def is_last(x: Tensor) -> bool:
@@ -90,6 +90,8 @@ def _fits(graph: torch.fx.GraphModule) -> bool:
             what = type(graph.get_submodule(str(node.target)))
         name = what if isinstance(what, str) else what.__name__
         inputs = node.all_input_nodes
+        if is_in_place(graph, node) and inputs[0].op == "placeholder":
+            return False  # it would change a copy
         if name in _FLATTEN or (inputs and flat.issuperset(inputs)):
             flat.add(node)
         elif name not in _KEEP_MAPS:

@@ -114,7 +114,7 @@ def test_without_a_compiler_pytorch_runs_it(words: str, tmp_path: Path) -> None:
     out, err = play(tmp_path, **given)
     assert out.startswith("False")
     assert words in out
-    assert err == ""
+    assert err.count("small networks will run by PyTorch") == ("off" not in words)
 
 
 def test_a_compiler_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
@@ -123,9 +123,51 @@ def test_a_compiler_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
         "#!/bin/sh\necho 'chain.cpp: error: no such flag' >&2\nexit 1\n"
     )
     compiler.chmod(0o755)
-    out, _ = play(tmp_path, CXX=str(compiler))
+    out, err = play(tmp_path, CXX=str(compiler))
     assert out == f"False {compiler}: chain.cpp: error: no such flag\n"
+    assert err.endswith("PyTorch, more slowly: " + out.removeprefix("False "))
     assert list(tmp_path.glob("fedspu/native/*")) == []
+
+
+ODD = {
+    "silent": ("exit 3", "ended with 3"),
+    "bytes": (r"printf '\\377 error' >&2; exit 1", "error"),
+    "empty": ('while [ "$1" != -o ]; do shift; done; : > "$2"', "file too short"),
+}
+"""Compilers that fail in odd ways."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_compiler_that_fails_in_an_odd_way(name: str, tmp_path: Path) -> None:
+    script, reason = ODD[name]
+    compiler = tmp_path / "odd"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    out, err = play(tmp_path, CXX=str(compiler))
+    assert out.startswith(f"False {compiler}: ")
+    assert reason in out
+    assert len(err.splitlines()) == 2
+
+
+def test_a_compiler_may_be_given_with_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "sh -c 'a b'")
+    assert library.find_compiler() == f"{shutil.which('sh')} -c 'a b'"
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "SECONDS", 1)
+    script = tmp_path / "hang"
+    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/child\nwait\n")
+    script.chmod(0o755)
+    with pytest.raises(subprocess.TimeoutExpired):
+        library._run([str(script)])
+    child = int((tmp_path / "child").read_text())
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
@@ -133,7 +175,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     out, err = play(tmp_path)
     assert out.startswith("False")
     assert "fedspu" in out
-    assert err == ""
+    assert len(err.splitlines()) == 1
 
 
 def test_the_key_depends_on_the_processor(

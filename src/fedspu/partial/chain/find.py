@@ -1,15 +1,20 @@
 """Recognise a network that is one chain of layers, and read it as links."""
 
+import operator
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedspu.neurons.calls import undisturbed
 
 
 @dataclass(frozen=True)
@@ -47,20 +52,89 @@ def trace(model: nn.Module) -> Traced:
     """The model's graph in its present mode, traced once; None if it has none."""
     if is_watched(model) or any("forward" in vars(m) for m in model.modules()):
         return Traced(None, None, ())
-    made_of = tuple((id(m), type(m), m.training) for m in model.modules())
+    made_of = _made_of(model)
     known = _KNOWN.setdefault(model, {})
     if made_of not in known:
         if len(known) == MOST_GRAPHS:
             known.clear()
-        with _buffers_kept(model) as has_changed:
+        with undisturbed(), _buffers_kept(model) as has_changed:
+            before = _generators()
             try:
-                graph = torch.fx.symbolic_trace(model)
+                graph = _Tracer().graph_of(model)
             except Exception:  # the user's own code; without a graph, it runs as usual
                 graph = None
-            if has_changed():  # a graph would not make these changes
+            # A graph would not make these changes, nor draw again.
+            if has_changed() or _generators() != before:
                 graph = None
+        if _made_of(model) != made_of:
+            graph = None
         known[made_of] = Traced(made_of, graph, _chain(graph))
     return known[made_of]
+
+
+def _made_of(model: nn.Module) -> tuple[Any, ...]:
+    return tuple((id(m), type(m), m.training, _plain(m)) for m in model.modules())
+
+
+def _plain(layer: nn.Module) -> tuple[Any, ...]:
+    """A layer's numbers and words, on which its forward pass may depend."""
+    return tuple(
+        (name, value)
+        for name, value in vars(layer).items()
+        if isinstance(value, _PLAIN)
+        or (isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value))
+    )
+
+
+_PLAIN = (int, float, str, type(None))
+
+
+class _Proxy(torch.fx.Proxy):
+    """Tells ``y += z``, which changes y for all that know it, from ``y = y + z``."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return self.tracer.create_proxy(
+            "call_function", operator.iadd, (self, other), {}
+        )
+
+    def __imul__(self, other: Any) -> Any:
+        return self.tracer.create_proxy(
+            "call_function", operator.imul, (self, other), {}
+        )
+
+
+def is_in_place(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Whether an operation changes its first input."""
+    if node.op == "call_module":
+        return bool(getattr(graph.get_submodule(str(node.target)), "inplace", False))
+    name = getattr(node.target, "__name__", str(node.target))
+    is_asked = node.kwargs.get("inplace") is True or True in node.args[1:]
+    return name.endswith("_") or name in ("iadd", "imul") or is_asked
+
+
+class _Tracer(torch.fx.Tracer):
+    """Traces a model; refuses one that switches gradients off or on by itself."""
+
+    def graph_of(self, model: nn.Module) -> torch.fx.GraphModule:
+        """The model's graph."""
+        return torch.fx.GraphModule(model, self.trace(model))
+
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        """What stands for a node while the model runs."""
+        return _Proxy(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """A node of the graph, which does not say whether gradients are on."""
+        if not torch.is_grad_enabled():
+            raise _NoChainError
+        return super().create_node(*args, **kwargs)
+
+
+def _generators() -> Any:
+    """Where the global random generators are."""
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002  # the user's model may use it
+    of_torch = torch.get_rng_state().numpy().tobytes()
+    return of_torch, random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]
 
 
 def _chain(graph: torch.fx.GraphModule | None) -> tuple[Link, ...]:
@@ -104,7 +178,11 @@ def is_watched(model: nn.Module, besides: int = 0) -> bool:
 
     ``besides`` is how many forward hooks of each kind we put on every layer ourselves.
     """
-    return any(
+    has_global = any(
+        getattr(nn.modules.module, f"_global_{kind}")
+        for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks")
+    )
+    return has_global or any(
         len(layer._forward_hooks) > besides
         or len(layer._forward_pre_hooks) > besides
         or layer._backward_hooks

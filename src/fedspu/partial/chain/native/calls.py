@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspu.partial.chain.native.network import Network, Work
-from fedspu.partial.chain.native.parts import SLOTS, parameters_of
+from fedspu.partial.chain.native.network import Network, Work, empty
+from fedspu.partial.chain.native.parts import RUNNING, SLOTS, norm_kind, parameters_of
 from fedspu.partial.chain.native.stages import NotAChainError
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -41,6 +41,7 @@ class Values:
         value: Callable[[Tensor], Tensor] = Tensor.detach,
         grads: Gradients | None = None,
     ) -> None:
+        self.stages = network.stages
         self.tensors: list[Tensor] = []
         self.parameters: list[Tensor] = []
         self.array = (_Tensors * len(network.stages))()
@@ -70,8 +71,9 @@ class Values:
 
     def without_statistics(self) -> "Values":
         """The same; batches do not move the running statistics any more."""
-        for stage in self.array:
-            stage.mean = stage.variance = None
+        for stage, of_stage in zip(self.stages, self.array, strict=True):
+            if norm_kind(stage) != RUNNING:  # such a norm reads them
+                of_stage.mean = of_stage.variance = None
         return self
 
     def _pointer(self, tensor: Tensor) -> int:
@@ -84,7 +86,7 @@ class Values:
 def make_gradients(network: Network) -> Gradients:
     """Memory for the gradients of everything that trains."""
     return [
-        [None if size is None else torch.empty(size) for size in sizes]
+        [None if size is None else empty(size) for size in sizes]
         for sizes in network.trained_sizes
     ]
 
@@ -93,7 +95,7 @@ def forward(
     network: Network, work: Work, values: Values, x: Tensor, key: int
 ) -> Tensor:
     """The chain's output in training."""
-    out = torch.empty((len(x), *network.output))
+    out = empty((len(x), *network.output))
     network.library.chain_forward(
         network.handle,
         work.handle,
@@ -117,7 +119,7 @@ def backward(
 
 def judge(network: Network, work: Work, values: Values, x: Tensor) -> Tensor:
     """The chain's output in eval mode, for any number of examples."""
-    out = torch.empty((len(x), *network.output))
+    out = empty((len(x), *network.output))
     network.library.chain_judge(
         network.handle,
         work.handle,

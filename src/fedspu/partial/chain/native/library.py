@@ -8,11 +8,14 @@ stale, damaged or made for another machine is never loaded.
 import ctypes
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -29,7 +32,7 @@ PREBUILT = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 NEEDED = {"x86_64": {"avx2", "bmi2", "fma"}, "aarch64": set[str]()}
 """What a processor must be able to do for that."""
 COMPILERS = ("c++", "g++", "clang++")
-SECONDS = 300
+SECONDS = 120
 """A compiler that takes longer is given up."""
 
 
@@ -44,13 +47,21 @@ class Found:
 
 @cache
 def find() -> Found:
-    """The library of this process: loaded at most once."""
+    """The library of this process: loaded at most once; says so if there is none."""
+    found = _find()
+    if found.library is None and os.environ.get("FEDSPU_NATIVE") != "0":
+        _say(f"small networks will run by PyTorch, more slowly: {found.how}")
+    return found
+
+
+def _find() -> Found:
     if os.environ.get("FEDSPU_NATIVE") == "0":
         return Found(None, "switched off by FEDSPU_NATIVE=0")
     if sys.byteorder != "little" or sys.maxsize < 2**32 or os.name != "posix":
         return Found(None, f"{platform.machine()} on {sys.platform} is not supported")
     if (ready := prebuilt_path()).exists() and _runs_prebuilt() and _is_whole(ready):
-        return Found(_opened(ready), "prebuilt", ready)
+        with suppress(OSError, AttributeError):  # it was made for another system
+            return Found(_opened(ready), "prebuilt", ready)
     compiler = find_compiler()
     if compiler is None:
         named = os.environ.get("CXX") or ", ".join(COMPILERS)
@@ -60,14 +71,18 @@ def find() -> Found:
         if not _is_whole(path):
             _compile(compiler, path)
         return Found(_opened(path), f"compiled by {compiler}", path)
-    except (OSError, subprocess.SubprocessError, _CompilerError) as error:
-        return Found(None, f"{compiler}: {_first_line(error)}")
+    except subprocess.TimeoutExpired:
+        return Found(None, f"{compiler}: took more than {SECONDS} seconds")
+    except (OSError, RuntimeError, AttributeError, _CompilerError) as error:
+        return Found(None, f"{compiler}: {_first_line(str(error))}")
 
 
 def find_compiler() -> str | None:
     """The path of a C++ compiler: the one that CXX names, or the first of the usual."""
-    named = os.environ.get("CXX")
-    return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
+    named = shlex.split(os.environ.get("CXX", ""))
+    tried = [named[0]] if named else COMPILERS
+    found = next(filter(None, map(shutil.which, tried)), None)
+    return found and shlex.join([found, *named[1:]])
 
 
 def cache_folder() -> Path:
@@ -101,10 +116,13 @@ def processor() -> str:
 
 
 def _key(compiler: str) -> str:
-    file = Path(compiler).resolve()
+    program, *rest = shlex.split(compiler)
+    file = Path(program).resolve()
     state = file.stat()
     return _short_hash(
-        f"{file} {state.st_size} {state.st_mtime_ns}", " ".join(FLAGS), processor()
+        f"{file} {state.st_size} {state.st_mtime_ns}",
+        " ".join([*rest, *FLAGS]),
+        processor(),
     )
 
 
@@ -134,12 +152,13 @@ class _CompilerError(Exception):
 def _compile(compiler: str, path: Path) -> None:
     """Compile the library into the cache; another process may do the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.write(
-        "fedspu: compiling its code for small networks, once on this machine (about "
-        "10 seconds)\n"
-    )
-    sys.stderr.flush()
+    _say("compiling its code for small networks, once on this machine (about 10 s)")
     build(compiler, path)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"fedspu: {text}\n")
+    sys.stderr.flush()
 
 
 def build(compiler: str, path: Path, processor: str = "native") -> None:
@@ -148,19 +167,33 @@ def build(compiler: str, path: Path, processor: str = "native") -> None:
         made = Path(folder) / path.name
         (main,) = (file for file in sources() if file.suffix == ".cpp")
         flags = [flag.replace("native", processor) for flag in FLAGS]
-        command = [compiler, *flags, str(main), "-o", str(made)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        if done.returncode != 0:
-            raise _CompilerError(
-                _first_line(done.stderr) or f"ended with {done.returncode}"
-            )
+        command = [*shlex.split(compiler), *flags, str(main), "-o", str(made)]
+        _run(command)
         seal = Path(folder) / "seal"
         seal.write_text(_hash(made))
         # The library is whole once its seal fits; two processes make the same bytes.
         made.replace(path)
         seal.replace(_seal(path))
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler; one that fails, or takes too long, is an error."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=SECONDS)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+            raise
+    if process.returncode != 0:
+        reason = _first_line(said.decode(errors="replace"))
+        raise _CompilerError(reason or f"ended with {process.returncode}")
 
 
 def _seal(path: Path) -> Path:
@@ -178,10 +211,11 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _first_line(error: Any) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    wrong = [line for line in lines if "error" in line]
-    return next(iter(wrong or lines), type(error).__name__)
+def _first_line(text: str) -> str:
+    """The first line that tells of an error, or the first of all; "" if none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    wrong = [line for line in lines if "error" in line or "No space" in line]
+    return next(iter(wrong or lines), "")
 
 
 # The interface of chain.cpp -----------------------------------------------------------

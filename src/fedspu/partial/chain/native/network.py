@@ -7,11 +7,12 @@ from weakref import finalize
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.parts import (
     BATCH,
+    GROUP,
     NOTHING,
     SLOTS,
     Part,
@@ -97,14 +98,21 @@ class Network:
         self._free = [work]
 
     def check_batch(self, num_images: int) -> None:
-        """Refuse a batch of one value per channel, as PyTorch does."""
+        """Refuse a batch of one value per channel or group, as PyTorch does."""
         for stage in self.stages:
             channels, height, width = stage.middle
-            if norm_kind(stage) == BATCH and num_images * height * width == 1:
-                size = [1, channels] if height == width == 1 else [1, *stage.middle]
+            norm, number = stage.norm, num_images * height * width
+            size: Any = torch.Size([1, *stage.middle])
+            if isinstance(norm, nn.BatchNorm1d):
+                size = size[:2]
+            if isinstance(norm, nn.GroupNorm):
+                number *= channels // norm.num_groups
+                is_flat = isinstance(stage.layer, nn.Linear)
+                size = [1, norm.num_groups, *([] if is_flat else [1, 1])]
+            if norm_kind(stage) in (BATCH, GROUP) and number == 1:
                 raise ValueError(  # PyTorch's own words
                     "Expected more than 1 value per channel when training, got input "
-                    f"size {torch.Size(size)}"
+                    f"size {size}"
                 )
 
     def count_batches(self, number: int) -> None:
@@ -115,6 +123,11 @@ class Network:
                 tracked.add_(number)
 
 
+def empty(shape: Sequence[int]) -> Tensor:
+    """Memory for values as the compiled code has them, whatever PyTorch's defaults."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 class Work:
     """Memory of the compiled code, for batches of up to a number of images."""
 
@@ -123,7 +136,7 @@ class Work:
         self.num_images = -(-num_images // LANES) * LANES
         given = (network.handle, self.num_images, int(is_training))
         # PyTorch's memory: it is aligned as needed, and whoever counts can see it.
-        self.memory = torch.empty(library.chain_work_size(*given))
+        self.memory = empty((library.chain_work_size(*given),))
         self.handle = library.chain_work_new(*given, self.memory.data_ptr())
         if not self.handle:
             raise MemoryError("not enough memory for a training step")

@@ -14,6 +14,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import nn
 
+from fedspu.partial.chain.find import is_in_place
 from fedspu.partial.chain.native.stages import (
     ACT,
     ADD,
@@ -62,9 +63,24 @@ class _Reader:
                 self._end(node.args[0])
             elif node.op != "placeholder" and not _is_batch_size(node):
                 self.values[node] = self._read(node)
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Refuse what stages can say, but the compiled code cannot run."""
         layers = [part for s in self.stages for part in (s.layer, s.norm) if part]
         if len(set(map(id, layers))) < len(layers):
             raise NotAChainError("a layer that is used twice")
+        read = {i for stage in self.stages for i in (stage.source, stage.adds)}
+        if not read.issuperset(range(len(self.stages) - 1)):
+            raise NotAChainError("a layer whose output is not used")
+        for source in read - {NONE}:
+            readers = [s.layer for s in self.stages if s.source == source]
+            pads = [padding_of(r) for r in readers if isinstance(r, nn.Conv2d)]
+            has_linear = any(isinstance(layer, nn.Linear) for layer in readers)
+            if has_linear and any(pad != (0, 0) for pad in pads):
+                raise NotAChainError(
+                    "a linear layer and a padded convolution that read the same"
+                )
 
     def _end(self, node: Any) -> None:
         value = self.values.get(node) if isinstance(node, torch.fx.Node) else None
@@ -80,6 +96,10 @@ class _Reader:
     # One node -------------------------------------------------------------------------
 
     def _read(self, node: torch.fx.Node) -> _Value:
+        if is_in_place(self.traced, node):
+            first = self._shown(node.args[0])
+            if first.op == "placeholder" or self._num_readers(first) > 1:
+                raise NotAChainError(f"{node.name}, in place on what others read too")
         if node.op == "call_module":
             layer = self.traced.get_submodule(str(node.target))
             if len(node.args) != 1 or node.kwargs:
@@ -100,8 +120,33 @@ class _Reader:
         return self.values[node]
 
     def _is_last_use(self, node: Any) -> bool:
-        """Whether nothing else reads this node, so that its stage may go on."""
-        return sum(not _is_batch_size(user) for user in node.users) == 1
+        """Whether nothing else reads these values, so that their stage may go on."""
+        return self._num_readers(self._shown(node)) == 1
+
+    def _shown(self, node: Any) -> torch.fx.Node:
+        """The node whose values this one shows, perhaps in another shape."""
+        self._value(node)  # refuses what is no value
+        while self._shows_its_input(node):
+            node = node.args[0]
+        found: torch.fx.Node = node
+        return found
+
+    def _num_readers(self, node: torch.fx.Node) -> int:
+        """How many operations read a node's values, under whatever name."""
+        return sum(
+            self._num_readers(user) if self._shows_its_input(user) else 1
+            for user in node.users
+            if not _is_batch_size(user)
+        )
+
+    def _shows_its_input(self, node: torch.fx.Node) -> bool:
+        """Whether a node may show the same values as its input; dropout may, too."""
+        if node.op == "call_module":
+            layer = self.traced.get_submodule(str(node.target))
+            return isinstance(layer, nn.Identity | nn.Flatten | nn.Dropout)
+        return node.target in ("flatten", "view", "reshape") or node.target in (
+            *(torch.flatten, torch.reshape, F.dropout),
+        )
 
     def shape_of(self, value: _Value) -> Shape:
         return self.shape if value.stage == INPUT else self.stages[value.stage].output
@@ -142,6 +187,7 @@ class _Reader:
             channels, height, width = self.shape_of(value)
             if not value.is_flat or layer.in_features != channels * height * width:
                 raise NotAChainError(f"{name}, a linear layer on maps")
+            _check_shape(layer.weight, (layer.out_features, layer.in_features))
             middle = (layer.out_features, 1, 1)
             return _Value(self._begin(value, layer=layer, middle=middle), True)
         if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm):
@@ -173,6 +219,7 @@ class _Reader:
             )
         if channels != layer.in_channels:
             raise NotAChainError(f"{channels} channels for {layer.in_channels}")
+        _check_shape(layer.weight, (layer.out_channels, channels, *layer.kernel_size))
         size = tuple(
             (side + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
             for side, pad, dilation, kernel, stride in zip(
@@ -200,6 +247,8 @@ class _Reader:
             is_usual = False
         if value.is_flat and size != [1, 1]:
             is_usual = False
+        if norm.weight is not None:
+            is_usual &= tuple(norm.weight.shape) == (channels,)
         if not is_usual:
             raise NotAChainError(f"{name}, a norm of another kind")
 
@@ -243,7 +292,7 @@ class _Reader:
         return self.pool(value, is_last_use, "average", (height, width))
 
     def add(self, one: _Value, other: _Value, is_last_use: bool) -> _Value:
-        if self.shape_of(one) != self.shape_of(other):
+        if self.shape_of(one) != self.shape_of(other) or one.is_flat != other.is_flat:
             raise NotAChainError("a sum of different shapes")
         first, last = sorted((one, other), key=lambda value: value.stage)
         if first.stage == INPUT:  # a stage that only copies it
@@ -254,6 +303,11 @@ class _Reader:
         if first.stage == last.stage:
             raise NotAChainError("a sum of a value and itself")
         return self.follow(last, is_last_use, ADD, adds=first.stage)
+
+
+def _check_shape(weight: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(weight.shape) != shape:
+        raise NotAChainError(f"a weight of shape {tuple(weight.shape)} for {shape}")
 
 
 def _ends(layer: nn.Flatten) -> tuple[int, int]:
@@ -342,7 +396,8 @@ def _adaptive(reader: _Reader, node: torch.fx.Node) -> _Value:
 
 def _mean(reader: _Reader, node: torch.fx.Node) -> _Value:
     found = _bound(node, "input", "dim", "keepdim")
-    if tuple(found.get("dim", ())) not in ((2, 3), (-2, -1)):
+    dims = found.get("dim")
+    if not isinstance(dims, list | tuple) or tuple(dims) not in ((2, 3), (-2, -1)):
         raise NotAChainError("a mean over other axes than height and width")
     value, is_last = reader._value(found["input"]), reader._is_last_use(found["input"])
     value = reader.global_average(value, is_last, 1)

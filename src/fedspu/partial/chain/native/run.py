@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,12 @@ from fedspu.partial.chain.native.calls import (
 )
 from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.network import Network, Work
-from fedspu.partial.chain.native.parts import parameters_of, read_parts
+from fedspu.partial.chain.native.parts import (
+    BATCH,
+    norm_kind,
+    parameters_of,
+    read_parts,
+)
 from fedspu.partial.chain.native.reader import read_stages
 from fedspu.partial.chain.native.stages import NotAChainError, Stage
 from fedspu.partial.spans import Spans
@@ -226,9 +232,9 @@ class NativeForward:
         return Bound(network, slots, list(self.trainable.values()))
 
 
-def modes(model: nn.Module) -> tuple[bool, ...]:
-    """Which layers are in training."""
-    return tuple(layer.training for layer in model.modules())
+def modes(model: nn.Module) -> tuple[Any, ...]:
+    """Which layers are in training, and how much each drops."""
+    return tuple((m.training, vars(m).get("p")) for m in model.modules())
 
 
 def names_of(model: nn.Module) -> Callable[[Stage], list[str]]:
@@ -298,6 +304,8 @@ def make_judge(
         return None
     try:
         stages = stages_of(model, shape)
+        if any(s.dropout > 0 or norm_kind(s) == BATCH for s in stages):
+            return None  # its output depends on chance, or on the whole batch
         known = _JUDGES.get(model)
         if known is None or known[0].stages != tuple(stages):
             network = Network(stages, None, shape)
@@ -307,7 +315,12 @@ def make_judge(
     except NotAChainError:
         return None
     network, work = known
-    return lambda x: judge(network, work, values, x.contiguous())
+
+    def run(x: Tensor) -> Tensor:
+        with _JUDGING:  # threads would share the work's memory
+            return judge(network, work, values, x.contiguous())
+
+    return run
 
 
 FEW, MANY, MANY_WEIGHTS = 16, 128, 2**19
@@ -321,3 +334,5 @@ def _num_weights(model: nn.Module) -> int:
 
 _JUDGES: "WeakKeyDictionary[nn.Module, tuple[Network, Work]]" = WeakKeyDictionary()
 """The network of each model that was judged, for the next time."""
+
+_JUDGING = Lock()

@@ -29,7 +29,16 @@ static void add_statistics(const Pass& p, int g, bool is_last) {
     count[v] = is_last ? where(p.work.valid[v], all(1.f)) : all(1.f);
   for (int c = 0; c < s.channels; c++) {
     const float* y = p.y(g, c);
-    if (g == 0) p.m.shift[c] = std::isfinite(y[0]) ? y[0] : 0;
+    if (g == 0) {  // the mean of the first row: one value alone may be far off
+      Vec first = all(0.f), number = all(0.f);
+      for (int i = 0; i < s.w; i++)
+        for (int v = 0; v < HALVES; v++) {
+          first = fma(load(y + i * LANES + v * WIDTH), count[v], first);
+          number += count[v];
+        }
+      const float mean = sum(first) / sum(number);
+      p.m.shift[c] = std::isfinite(mean) ? mean : 0;
+    }
     const Vec shift = all(p.m.shift[c]);
     double total = 0, square = 0;
     for (int r = 0; r < s.h; r++) {

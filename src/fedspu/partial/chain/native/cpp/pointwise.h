@@ -170,7 +170,7 @@ static void apply(const Pass& p, int g) {
             if (winner) store(winner + (r * out_w + q) * LANES + v * WIDTH, first);
           }
           if (drops)
-            u = where(drawn(p.key, p.place(g, c, r, q) + v * WIDTH, threshold), u * all(keeps));
+            u *= where(drawn(p.key, p.place(g, c, r, q) + v * WIDTH, threshold), all(keeps));
           store(out + r * out_row + q * LANES + v * WIDTH, u);
         }
   }
@@ -196,7 +196,7 @@ struct Arrived {
   INLINE_MEMBER Vec at(int r, int q, int v) const {
     Vec x = load(grad + ((long)r * p.s.out_w + q) * LANES + v * WIDTH);
     if (!drops) return x;
-    return where(drawn(p.key, p.place(g, c, r, q) + v * WIDTH, threshold), x * all(keeps));
+    return x * where(drawn(p.key, p.place(g, c, r, q) + v * WIDTH, threshold), all(keeps));
   }
 };
 

@@ -126,7 +126,11 @@ INLINE Mask drawn(uint64_t key, uint32_t first, uint32_t threshold) {
 INLINE void transpose8(const float* const* in, long at, float* out, long step) {
   Vec r[8], t[8];
   for (int i = 0; i < 8; i++) r[i] = *(const AnyVec*)(in[i] + at);
+#if defined(__clang__) || __GNUC__ >= 12
 #define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MIX(a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
+#endif
   for (int i = 0; i < 8; i += 2) {
     t[i] = MIX(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
     t[i + 1] = MIX(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);

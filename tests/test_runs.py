@@ -785,3 +785,39 @@ def test_a_wrong_setting_is_reported_before_data_files_are_opened(
     with pytest.raises(FedSPUError, match=says):
         fedspu.simulate({**nowhere, **given, "out": tmp_path / "run"})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (("seed = 0", "seed = 7"), r"says seed = 7, but the run began with 0"),
+        (
+            ("lr = 0.1", "lr = 0.5"),
+            r"says train\.lr = 0\.5, but the run began with 0\.1",
+        ),
+        (("rounds = 3", ""), r"says rounds = None, but the run began with 3"),
+        (
+            ("kernels = ", "saves = 'lean'\nkernels = "),
+            r"not valid TOML|says train\.saves",
+        ),
+    ],
+)
+def test_edited_settings_are_refused_by_name(
+    edit: tuple[str, str], message: str, tmp_path: Path
+) -> None:
+    run_for(out=str(tmp_path / "run"), seed=0, train__lr=0.1, rounds=3)
+    file = tmp_path / "run" / "settings.toml"
+    text = file.read_text()
+    assert edit[0] in text
+    file.write_text(text.replace(*edit))
+    with pytest.raises(FedSPUError, match=message):
+        fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())
+    with pytest.raises(FedSPUError, match=message):
+        fedspu.load_personal(tmp_path / "run", 0, ConvNet, examples())
+
+
+def test_settings_that_change_no_bit_may_be_edited(tmp_path: Path) -> None:
+    run_for(out=str(tmp_path / "run"), workers=1)
+    file = tmp_path / "run" / "settings.toml"
+    file.write_text(file.read_text().replace("workers = 1", "workers = 2"))
+    fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())

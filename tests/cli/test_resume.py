@@ -40,7 +40,8 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
 def test_ctrl_c_in_mid_round_loses_that_round_alone(
     command: Command, nets: str
 ) -> None:
-    words = ("run", "small.toml", "--model", f"{nets}:Slow", "--rounds", "6")
+    slow = ("--model", f"{nets}:Slow", "--kernels", "torch")
+    words = ("run", "small.toml", *slow, "--rounds", "6")
     process = in_process_of_its_own(*words, "--workers", "2", "--out", "mine")
     assert process.stderr is not None
     for line in process.stderr:  # a round takes a tenth of a second
@@ -60,8 +61,11 @@ def test_ctrl_c_in_mid_round_loses_that_round_alone(
 def test_ctrl_c_in_the_first_round_leaves_nothing_half_written(
     command: Command, nets: str
 ) -> None:
-    slow = ("--model", f"{nets}:Slow", "--epochs", "60", "--rounds", "1")
-    process = in_process_of_its_own("run", "small.toml", *slow, "--out", "mine")
+    # Compiled code would not sleep.
+    slow = ("--model", f"{nets}:Slow", "--kernels", "torch", "--epochs", "60")
+    process = in_process_of_its_own(
+        "run", "small.toml", *slow, "--rounds", "1", "--out", "mine"
+    )
     while process.poll() is None:
         if Path("mine/checkpoint/federation.json").exists():
             break

@@ -1,6 +1,8 @@
 """A plan as a file of a run folder, so that its models can be used without its data."""
 
 import json
+import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,13 +21,14 @@ from fedspu.federation.plan import (
 )
 from fedspu.methods.method import Method
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
-from fedspu.settings import Settings
+from fedspu.settings import SAME_BITS, Settings, flatten
 from fedspu.tasks.task import Task
 
 
 def describe_plan(plan: Plan, sample: Sample) -> str:
-    """What settings and w0 do not say about a plan, as JSON."""
+    """A plan without w0, as JSON; its settings are here too, so that edits show."""
     found: dict[str, Any] = {
+        "settings": _binding(tomllib.loads(plan.settings.to_toml())),
         "num_outputs": sample.num_outputs,
         "example": {
             "shape": list(sample.x.shape),
@@ -36,6 +39,29 @@ def describe_plan(plan: Plan, sample: Sample) -> str:
     if isinstance(plan.build, Remodelled):
         found["own_neurons"] = _describe_table(plan.build.neurons)
     return json.dumps(found)
+
+
+def check_settings(path: Path, text: str, now: Mapping[str, Any]) -> None:
+    """Refuse settings of the run in ``path`` that were edited since it began.
+
+    ``text`` is what ``describe_plan`` said.
+    """
+    try:
+        before = dict(json.loads(text)["settings"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path}: its plan is damaged ({error!r})") from None
+    found = _binding(now)
+    for name in sorted(before.keys() | found.keys()):
+        if before.get(name) != found.get(name):
+            raise StorageError(
+                f"{path}/settings.toml says {name} = {found.get(name)}, but the run "
+                f"began with {before.get(name)}; undo that, or begin a new run"
+            )
+
+
+def _binding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a run's results depend on, by dotted name."""
+    return {name: v for name, v in flatten(settings) if name not in SAME_BITS}
 
 
 def restore_plan(

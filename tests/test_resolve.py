@@ -3,6 +3,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,9 +14,10 @@ from fedspu.data.partition import PARTITIONS as DIVIDERS
 from fedspu.errors import FedSPUError, ModelError, SettingsError
 from fedspu.methods import CATALOGUE, METHODS, Entry
 from fedspu.models import MODELS
-from fedspu.resolve import resolve
+from fedspu.resolve import TASKS_WITHOUT_CLASSES, resolve
 from fedspu.settings import PARTITIONS, Settings, flatten, known_names
-from fedspu.tasks import TASKS
+from fedspu.tasks import TASKS, find_task
+from fedspu.tasks.classification import classification
 
 MINE = {"data.name": "arrays:my.npz", "model": "mlp"}
 """Data that suggests nothing, and a model for it."""
@@ -201,7 +203,7 @@ def test_a_mistake_is_found_without_pytorch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
-        "train.lr = -1: expected greater than or equal to 0",
+        "train.lr = -1: expected a number, 0 or more",
         "False",
     ]
 
@@ -220,7 +222,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         "train.lr": "fast",
     }
     problems = refusal(given).split("; ")
-    assert "rounds = 0: expected greater than or equal to 1" in problems
+    assert "rounds = 0: expected a whole number, 1 or more" in problems
     assert "clients.per_round = 200: expected at most clients.number = 100" in problems
     assert "data.split = 'none': expected 'three-way' or 'paper'" in problems
     assert any(problem.startswith("train.lr = 'fast': ") for problem in problems)
@@ -298,9 +300,33 @@ def test_an_unknown_partition_is_refused_with_the_nearest() -> None:
 # Tasks --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*TASKS, "none_such.tasks:mine"])
+@pytest.mark.parametrize("name", [*TASKS, "fedspu.tasks.regression:regression"])
 def test_a_task_may_be_named(name: str) -> None:
     assert of_mine(task=name).task == name
+
+
+def test_a_task_in_no_module_is_refused() -> None:
+    assert refusal({"task": "none_such.tasks:mine"}).startswith(
+        "task = 'none_such.tasks:mine': no module named none_such is installed"
+    )
+
+
+def test_tasks_without_classes_are_known_without_their_records() -> None:
+    found = {name for name in TASKS if find_task(name).strata is None}
+    assert found == TASKS_WITHOUT_CLASSES
+
+
+@pytest.mark.parametrize("strata", [None, classification.strata])
+def test_how_to_divide_follows_from_the_record_of_a_task(strata: Any) -> None:
+    task = replace(classification, name="mine", strata=strata)
+    settings = resolve({**MINE, "task": "mine"}, in_python={"task"}, task=task)
+    assert settings.data.partition == ("iid" if strata is None else "dirichlet")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_named_by_its_place_is_divided_in_the_same_way(name: str) -> None:
+    by_name, by_place = of_mine(task=name), of_mine(task=TASKS[name])
+    assert by_name.data == by_place.data
 
 
 @pytest.mark.parametrize("name", ["regresion", "none_such.tasks", ":mine", "a b:c"])

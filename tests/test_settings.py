@@ -81,6 +81,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "method.distillation": {"method.name": "fjord", "method.reading": "original"},
     "train.schedule": {"train.schedule_rounds": 20},
     "train.schedule_rounds": {"train.schedule": "cosine"},
+    "train.schedule_factor": {"train.schedule": "step", "train.schedule_rounds": 2},
     "server.lr": {"server.optimizer": "momentum"},
     "server.momentum": {"server.optimizer": "momentum"},
     "server.beta2": {"server.optimizer": "adam"},
@@ -332,92 +333,92 @@ def test_an_unknown_setting_is_refused_even_if_nothing_is_near(wrong: str) -> No
 
 
 BAD: list[tuple[str, Any, str]] = [
-    ("data.alpha", 0, "greater than 0"),
-    ("data.alpha", -1.5, "greater than 0"),
-    ("data.alpha", float("nan"), "greater than 0|finite"),
+    ("data.alpha", 0, "above 0"),
+    ("data.alpha", -1.5, "above 0"),
+    ("data.alpha", float("nan"), "number above 0"),
     ("data.alpha", float("inf"), "finite"),
     ("data.alpha", "much", "number"),
-    ("data.shards", 0, "greater than or equal to 1"),
-    ("data.shards", -2, "greater than or equal to 1"),
-    ("data.shards", 1.5, "integer"),
-    ("data.shards", "few", "integer"),
-    ("data.partition", 3, "string"),
-    ("data.partition", ["iid"], "string"),
-    ("data.min_examples", 2.5, "integer"),
+    ("data.shards", 0, "a whole number, 1 or more"),
+    ("data.shards", -2, "a whole number, 1 or more"),
+    ("data.shards", 1.5, "a whole number"),
+    ("data.shards", "few", "a whole number"),
+    ("data.partition", 3, "a text"),
+    ("data.partition", ["iid"], "a text"),
+    ("data.min_examples", 2.5, "a whole number"),
     ("data.split", "four-way", "'three-way' or 'paper'"),
-    ("data.min_examples", 0, "greater than or equal to 1"),
-    ("clients.number", 0, "greater than or equal to 1"),
-    ("clients.number", -3, "greater than or equal to 1"),
-    ("clients.number", 2.5, "integer"),
-    ("clients.per_round", 0, "greater than or equal to 1"),
+    ("data.min_examples", 0, "a whole number, 1 or more"),
+    ("clients.number", 0, "a whole number, 1 or more"),
+    ("clients.number", -3, "a whole number, 1 or more"),
+    ("clients.number", 2.5, "a whole number"),
+    ("clients.per_round", 0, "a whole number, 1 or more"),
     ("clients.per_round", 101, r"at most clients\.number = 100"),
-    ("clients.capacities", [0.0], "greater than 0"),
-    ("clients.capacities", [0.5, -0.2], "greater than 0"),
-    ("clients.capacities", [0.5, 1.01], "less than or equal to 1"),
-    ("clients.capacities", [float("nan")], "greater than 0|less than|finite"),
-    ("clients.capacities", [], "at least 1"),
-    ("clients.capacities", 0.5, "tuple|list"),
+    ("clients.capacities", [0.0], "above 0"),
+    ("clients.capacities", [0.5, -0.2], "above 0"),
+    ("clients.capacities", [0.5, 1.01], "above 0 and at most 1"),
+    ("clients.capacities", [float("nan")], "each above 0 and at most 1"),
+    ("clients.capacities", [], "at least one"),
+    ("clients.capacities", 0.5, "a list of"),
     ("clients.capacities", ["half"], "number"),
     ("clients.capacities", [0.5] * 101, r"at most clients\.number = 100"),
-    ("rounds", 0, "greater than or equal to 1"),
-    ("rounds", "many", "integer"),
-    ("train.epochs", 0, "greater than or equal to 1"),
-    ("train.batch_size", 0, "greater than or equal to 1"),
-    ("train.lr", -0.1, "greater than or equal to 0"),
-    ("train.lr", float("nan"), "greater than or equal to 0|finite"),
+    ("rounds", 0, "a whole number, 1 or more"),
+    ("rounds", "many", "a whole number"),
+    ("train.epochs", 0, "a whole number, 1 or more"),
+    ("train.batch_size", 0, "a whole number, 1 or more"),
+    ("train.lr", -0.1, "number, 0 or more"),
+    ("train.lr", float("nan"), "number, 0 or more"),
     ("train.lr", float("inf"), "finite"),
     ("train.optimizer", "sdg", "'sgd', 'adam' or 'adamw'"),
-    ("train.momentum", 1.0, "less than 1"),
-    ("train.momentum", -0.1, "greater than or equal to 0"),
-    ("train.weight_decay", -1, "greater than or equal to 0"),
+    ("train.momentum", 1.0, "below 1"),
+    ("train.momentum", -0.1, "number, 0 or more"),
+    ("train.weight_decay", -1, "number, 0 or more"),
     ("train.schedule", "linear", "'constant', 'cosine' or 'step'"),
-    ("train.schedule_rounds", 0, "greater than or equal to 1"),
-    ("train.schedule_rounds", 2.5, "integer"),
-    ("train.schedule_factor", 0, "greater than 0"),
-    ("train.schedule_factor", 1.5, "less than or equal to 1"),
-    ("train.clip", -1, "greater than or equal to 0"),
+    ("train.schedule_rounds", 0, "a whole number, 1 or more"),
+    ("train.schedule_rounds", 2.5, "a whole number"),
+    ("train.schedule_factor", 0, "above 0"),
+    ("train.schedule_factor", 1.5, "above 0 and at most 1"),
+    ("train.clip", -1, "number, 0 or more"),
     ("train.clip", float("inf"), "finite"),
     ("train.clip", "short", "number"),
     ("train.class_weights", "equal", "'none' or 'balanced'"),
     ("train.augment", ["turn"], "'flip' or 'crop'"),
     ("train.augment", ["flip", "turn"], "'flip' or 'crop'"),
     ("train.augment", "flip,turn", "'flip' or 'crop'"),
-    ("train.augment", 3, "tuple|list"),
+    ("train.augment", 3, "a list of"),
     ("train.gradient", "half", "'exact' or 'truncated'"),
     ("train.saves", "little", "'fast' or 'lean'"),
     ("train.kernels", "cuda", "'auto', 'native' or 'torch'"),
     ("server.optimizer", "sgd", "'none', 'momentum' or 'adam'"),
-    ("server.lr", 0, "greater than 0"),
+    ("server.lr", 0, "above 0"),
     ("server.lr", float("inf"), "finite"),
-    ("server.momentum", 1.0, "less than 1"),
-    ("server.momentum", -0.5, "greater than or equal to 0"),
-    ("server.beta2", 1.0, "less than 1"),
-    ("server.beta2", -0.5, "greater than or equal to 0"),
-    ("server.epsilon", 0, "greater than 0"),
-    ("server.epsilon", float("nan"), "greater than 0|finite"),
-    ("store.cache", -1, "greater than or equal to 0"),
-    ("workers", 0, "greater than or equal to 1"),
-    ("workers", -2, "greater than or equal to 1"),
-    ("workers", 1.5, "integer"),
-    ("early_stopping.on", "perhaps", "boolean"),
-    ("early_stopping.blend", 0, "greater than 0"),
-    ("early_stopping.blend", 1.5, "less than 1"),
-    ("early_stopping.patience", 0, "greater than or equal to 1"),
+    ("server.momentum", 1.0, "below 1"),
+    ("server.momentum", -0.5, "number, 0 or more"),
+    ("server.beta2", 1.0, "below 1"),
+    ("server.beta2", -0.5, "number, 0 or more"),
+    ("server.epsilon", 0, "above 0"),
+    ("server.epsilon", float("nan"), "number above 0"),
+    ("store.cache", -1, "number, 0 or more"),
+    ("workers", 0, "a whole number, 1 or more"),
+    ("workers", -2, "a whole number, 1 or more"),
+    ("workers", 1.5, "a whole number"),
+    ("early_stopping.on", "perhaps", "true or false"),
+    ("early_stopping.blend", 0, "above 0"),
+    ("early_stopping.blend", 1.5, "below 1"),
+    ("early_stopping.patience", 0, "a whole number, 1 or more"),
     ("norm.policy", "global", "'aggregate' or 'local'"),
-    ("judge.every", 0, "greater than or equal to 1"),
-    ("judge.clients", 0, "greater than or equal to 1"),
-    ("seed", -1, "greater than or equal to 0"),
-    ("seed", 1.5, "integer"),
-    ("model", 3, "string"),
-    ("task", 3, "string"),
-    ("device", 3, "string"),
-    ("method.name", 3, "string"),
+    ("judge.every", 0, "a whole number, 1 or more"),
+    ("judge.clients", 0, "a whole number, 1 or more"),
+    ("seed", -1, "number, 0 or more"),
+    ("seed", 1.5, "a whole number"),
+    ("model", 3, "a text"),
+    ("task", 3, "a text"),
+    ("device", 3, "a text"),
+    ("method.name", 3, "a text"),
     ("method.reading", "theirs", "'paper' or 'original'"),
     ("method.reading", 1, "'paper' or 'original'"),
-    ("method.finetune", -1, "greater than or equal to 0"),
-    ("method.finetune", 1.5, "integer"),
-    ("method.distillation", "perhaps", "boolean"),
-    ("out", 3, "path"),
+    ("method.finetune", -1, "a whole number, 0 or more"),
+    ("method.finetune", 1.5, "a whole number"),
+    ("method.distillation", "perhaps", "true or false"),
+    ("out", 3, "a path"),
 ]
 
 
@@ -433,6 +434,36 @@ def test_a_bad_value_is_one_line_with_its_name_itself_and_what_was_expected(
     assert "\n" not in message
     shown = len(value) if isinstance(value, list) and len(value) > 5 else value
     assert str(shown) in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("train.lr", "fast", "a number, 0 or more"),
+        ("train.lr", float("inf"), "a finite number, 0 or more"),
+        ("workers", 0, "a whole number, 1 or more"),
+        ("train.momentum", 1, "a number, 0 or more and below 1"),
+        ("early_stopping.blend", 0, "a number above 0 and below 1"),
+        ("early_stopping.on", "perhaps", "true or false"),
+        ("train.augment", 3, "a list of 'flip' or 'crop'"),
+    ],
+)
+def test_what_is_expected_is_said_in_plain_words(
+    name: str, value: Any, expected: str
+) -> None:
+    assert refusal(**{name: value}) == f"{name} = {value!r}: expected {expected}"
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:one", "", "GPU"])
+def test_an_unknown_device_is_refused_with_those_there_are(device: str) -> None:
+    assert refusal(device=device) == (
+        f"device = {device!r}: expected auto, cpu, cuda or mps"
+    )
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1", "mps"])
+def test_a_known_device_may_be_named_on_any_machine(device: str) -> None:
+    assert make(device=device).device == device
 
 
 def test_a_missing_model_is_asked_for() -> None:
@@ -476,12 +507,31 @@ def test_a_length_without_a_schedule_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_factor_without_steps_is_refused(schedule: str) -> None:
+    assert refusal(**{"train.schedule": schedule, "train.schedule_factor": 0.5}) == (
+        "train.schedule_factor = 0.5: has no effect with train.schedule = "
+        f"{schedule!r}; set train.schedule to step"
+    )
+
+
 @pytest.mark.parametrize("name", ["lr", "momentum", "beta2", "epsilon"])
 def test_a_setting_of_the_server_without_an_optimizer_is_refused(name: str) -> None:
     value = GOOD[f"server.{name}"][1]
+    needed = "momentum or adam" if name in ("lr", "momentum") else "adam"
     assert refusal(**{f"server.{name}": value}) == (
         f"server.{name} = {value}: has no effect with server.optimizer = 'none'; set "
-        "it to momentum or adam"
+        f"it to {needed}"
+    )
+
+
+@pytest.mark.parametrize("name", ["beta2", "epsilon"])
+def test_a_setting_of_adam_is_refused_with_momentum(name: str) -> None:
+    value = GOOD[f"server.{name}"][1]
+    given_values = {"server.optimizer": "momentum", f"server.{name}": value}
+    assert refusal(**given_values) == (
+        f"server.{name} = {value}: has no effect with server.optimizer = 'momentum'; "
+        "set it to adam"
     )
 
 

@@ -53,6 +53,8 @@ def _module(name: str, given: str, refuse: type[FedSPUError]) -> ModuleType:
         raise refuse(f"{given}: cannot be imported ({error})") from error
     except ImportError as error:
         raise refuse(f"{given}: cannot be imported ({error})") from error
+    except FedSPUError as error:  # a record that cannot be right
+        raise refuse(f"{given}: {error}") from error
     except Exception as error:  # the user's own code
         raise refuse(f"{given}: importing {name} raised {raised(error)}") from error
 

@@ -5,39 +5,48 @@ the task suggests, then the paper's value.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fedspu import models, tasks
 from fedspu.data import FROM_MEMORY, find_source
 from fedspu.errors import SettingsError
+from fedspu.imports import is_place
 from fedspu.methods import check_options
 from fedspu.settings import (
     PARTITIONS,
     DataSettings,
     Settings,
     flatten,
+    known_fields,
     known_names,
     nearest,
     nest,
+    wanted,
 )
 
-SUGGESTED_BY_TASK: dict[str, dict[str, Any]] = {
-    "language-model": {"data.partition": "iid"},  # a text has no class to divide by
-}
+if TYPE_CHECKING:
+    from fedspu.tasks.task import Task
+
+TASKS_WITHOUT_CLASSES = frozenset({"language-model"})
+"""Our tasks whose record has no strata, known here without PyTorch."""
 
 
-def resolve(given: Mapping[str, Any], in_python: Collection[str] = ()) -> Settings:
+def resolve(
+    given: Mapping[str, Any],
+    in_python: Collection[str] = (),
+    task: "Task | None" = None,
+) -> Settings:
     """Complete settings from values by (dotted or nested) name.
 
     ``in_python`` says which of model, method and task were given as Python objects:
-    their names are then only labels.
+    their names are then only labels. ``task`` is the one that was given.
     """
     flat = dict(flatten(given))
     _check_names(flat)
     data = str(flat.get("data.name", DataSettings().name))
-    suggested = dict(SUGGESTED_BY_TASK.get(str(flat.get("task")), {}))
+    suggested = _suggested_by_task(str(flat.get("task")), in_python, task)
     if data != FROM_MEMORY:
         suggested |= find_source(data)[0].defaults
     settings = _validated({**suggested, **flat})
@@ -45,6 +54,16 @@ def resolve(given: Mapping[str, Any], in_python: Collection[str] = ()) -> Settin
     if "method" in in_python:
         return settings
     return settings.model_copy(update={"method": check_options(settings.method)})
+
+
+def _suggested_by_task(
+    name: str, in_python: Collection[str], task: "Task | None"
+) -> dict[str, Any]:
+    """Examples without classes cannot be divided by them."""
+    if task is None and "task" not in in_python and is_place(name):
+        task = tasks.find_task(name)
+    has_none = name in TASKS_WITHOUT_CLASSES if task is None else task.strata is None
+    return {"data.partition": "iid"} if has_none else {}
 
 
 def _check_names(flat: Mapping[str, Any]) -> None:
@@ -83,8 +102,8 @@ def _in_words(problem: Any, flat: Mapping[str, Any]) -> str:
         return str(problem["ctx"]["error"])
     if problem["type"] == "missing":
         return f"{name}: not given, and the data set suggests none; set --{name}"
-    wanted = problem["msg"].removeprefix("Input should be ")
-    return f"{name} = {flat.get(name, problem['input'])!r}: expected {wanted}"
+    expected = wanted(dict(known_fields())[name], problem)
+    return f"{name} = {flat.get(name, problem['input'])!r}: expected {expected}"
 
 
 def _check_choices(settings: Settings, in_python: Collection[str]) -> None:

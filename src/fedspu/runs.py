@@ -31,7 +31,7 @@ from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.folder import RunFolder
 from fedspu.federation.plan import Build, Plan, Sample, check_choices, make_plan
-from fedspu.federation.plan_file import describe_plan, restore_plan
+from fedspu.federation.plan_file import check_settings, describe_plan, restore_plan
 from fedspu.federation.record import Clock, record_round, summarise
 from fedspu.federation.rounds import Round, Scores, drop_old_memories, play
 from fedspu.federation.saved_run import Checkpoint, SavedRun
@@ -162,7 +162,9 @@ def resume(
     path = Path(run_dir)
     folder = RunFolder.open(path)
     try:
-        settings = {**read_toml(path / "settings.toml"), "out": str(path)}
+        found = read_toml(path / "settings.toml")
+        check_settings(path, SavedRun(path).plan_text(), found)
+        settings = {**found, "out": str(path)}
         if workers is not None:
             settings["workers"] = workers
         prepared = prepare(settings, model=model, data=data, method=method, task=task)
@@ -193,6 +195,7 @@ def load_personal(
     """
     saved = SavedRun(Path(run_dir))
     found = dict(flatten(read_toml(saved.path / "settings.toml")))
+    check_settings(saved.path, saved.plan_text(), found)
     found["train.kernels"] = "auto"  # its models can be used anywhere
     settings, method, task = _choose(found, build, data, method, task)
     plan = restore_plan(
@@ -268,7 +271,8 @@ def _with_kernels(plan: Plan, sample: Sample) -> Settings:
     if reason and asked == "native":
         raise SettingsError(
             f"train.kernels = 'native': they cannot run {plan.settings.model} here: "
-            f"{reason}; use auto or torch"
+            f"{reason}; a run that began with them needs them to the end, a new one "
+            "may use auto or torch"
         )
     kernels = {"kernels": "torch" if reason else "native"}
     train = plan.settings.train.model_copy(update=kernels)
@@ -296,7 +300,7 @@ def _choose(
     if task is not None:
         flat["task"] = task.name
         in_python.add("task")
-    settings = resolve(flat, in_python)
+    settings = resolve(flat, in_python, task)
     if model is None:
         models.find(settings.model)
     method = method or make_method(settings.method)

@@ -6,10 +6,12 @@ it also looks at the data set and the method.
 
 import ast
 import difflib
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -32,6 +34,16 @@ class Table(BaseModel):
     """One table of the TOML file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _refuse_changed(
+    table: Table, prefix: str, names: tuple[str, ...], needs: str
+) -> None:
+    """Refuse values other than the defaults for settings that have no effect."""
+    for name in names:
+        value = getattr(table, name)
+        if value != type(table).model_fields[name].default:
+            raise ValueError(f"{prefix}.{name} = {value}: has no effect with {needs}")
 
 
 class MethodSettings(Table):
@@ -184,6 +196,9 @@ class TrainSettings(Table):
                 f"train.schedule_rounds = {self.schedule_rounds}: has no effect with "
                 "train.schedule = 'constant'; set train.schedule to cosine or step"
             )
+        if self.schedule != "step":
+            needs = f"train.schedule = {self.schedule!r}; set train.schedule to step"
+            _refuse_changed(self, "train", ("schedule_factor",), needs)
         return self
 
 
@@ -203,13 +218,11 @@ class ServerSettings(Table):
     @model_validator(mode="after")
     def _has_an_effect(self) -> "ServerSettings":
         if self.optimizer == "none":
-            for name in ("lr", "momentum", "beta2", "epsilon"):
-                value = getattr(self, name)
-                if value != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"server.{name} = {value}: has no effect with "
-                        "server.optimizer = 'none'; set it to momentum or adam"
-                    )
+            needs = "server.optimizer = 'none'; set it to momentum or adam"
+            _refuse_changed(self, "server", ("lr", "momentum"), needs)
+        if self.optimizer != "adam":
+            needs = f"server.optimizer = {self.optimizer!r}; set it to adam"
+            _refuse_changed(self, "server", ("beta2", "epsilon"), needs)
         return self
 
 
@@ -287,6 +300,13 @@ class Settings(Table):
     norm: NormSettings = NormSettings()
     judge: JudgeSettings = JudgeSettings()
     store: StoreSettings = StoreSettings()
+
+    @field_validator("device")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", value):
+            raise ValueError(f"device = {value!r}: expected auto, cpu, cuda or mps")
+        return value
 
     def to_toml(self) -> str:
         """All settings, as a file that `fedspu run` takes."""
@@ -387,3 +407,64 @@ def nearest(name: str, known: list[str]) -> str:
     if not found:  # lr for train.lr
         found = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+# Wrong values -------------------------------------------------------------------------
+
+NOUNS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+}
+LIMITS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+
+
+def plain_type(annotation: Any) -> Any:
+    """The plain type in an annotation, without None, limits and what a list holds."""
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(a for a in get_args(annotation) if a is not type(None))
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return get_origin(annotation) or annotation
+
+
+def wanted(entry: Any, problem: Any) -> str:
+    """What a setting takes, in plain words: ``a whole number, 1 or more``.
+
+    ``entry`` is pydantic's description of the setting, ``problem`` of what is wrong.
+    """
+    kind = plain_type(entry.annotation)
+    if problem["type"] == "literal_error":
+        return str(problem["ctx"]["expected"])
+    if kind is tuple:
+        return _list_wanted(get_args(entry.annotation)[0])
+    noun = NOUNS.get(kind, problem["msg"].removeprefix("Input should be "))
+    if problem["type"] == "finite_number":
+        noun = "a finite number"
+    limits = " and ".join(_limits(entry.annotation, entry.metadata))
+    comma = "," if limits[:1].isdigit() else ""  # a number, 0 or more; a number above 0
+    return f"{noun}{comma} {limits}".rstrip()
+
+
+def _list_wanted(inside: Any) -> str:
+    """What a list of numbers or of words takes."""
+    if plain_type(inside) is Literal:
+        return f"a list of {' or '.join(map(repr, get_args(inside)))}"
+    return f"a list of numbers, at least one, each {' and '.join(_limits(inside))}"
+
+
+def _limits(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
+    """The limits of a number in words, wherever its annotation has them."""
+    for part in metadata:
+        yield from _limits(None, getattr(part, "metadata", ()))
+        for name, words in LIMITS.items():
+            if hasattr(part, name):
+                yield words.format(getattr(part, name))
+    if get_origin(annotation) is Annotated:
+        annotation, *metadata = get_args(annotation)
+        yield from _limits(annotation, metadata)
+    else:
+        for part in get_args(annotation):
+            yield from _limits(part)

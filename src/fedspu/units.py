@@ -13,7 +13,12 @@ def shown(value: float | None, is_share: bool) -> str:
     """A metric's value: a share as a percentage, any other with four digits."""
     if value is None or is_share:
         return percent(value)
-    return f"{value:.4g}"
+    return digits(value, 4)
+
+
+def digits(value: float, number: int) -> str:
+    """A value with this many digits; zeros at the end are kept: 1.000 for 1.0003."""
+    return f"{value:#.{number}g}".removesuffix(".")
 
 
 def titled(name: str) -> str:
@@ -40,4 +45,4 @@ def duration(seconds: float) -> str:
 
 def paper_gb(num_bytes: float) -> str:
     """A number of bytes in the unit of the paper's Table 3."""
-    return f"{8 * num_bytes / PAPER_GB:#.4g}"
+    return digits(8 * num_bytes / PAPER_GB, 4)

@@ -116,6 +116,10 @@ def test_runs_of_different_settings_are_not_mixed(
         (["--seeds", ""], "--seeds"),
         (["--set", "train.lrr=1"], r"did you mean train\.lr"),
         (["--set", "rounds=0"], "rounds = 0"),
+        (["--set", "seed=3"], "^--set seed=3: has no effect in .*; use --seeds$"),
+        (["--set", "method.name=local"], "method.name=local: .*; use --methods$"),
+        (["--set", "method=local"], "^--set method=local: .*; use --methods$"),
+        (["--set", "out=other"], "^--set out=other: .*; use --out$"),
     ],
 )
 def test_a_comparison_that_cannot_be_played_whole_is_not_begun(

@@ -44,7 +44,7 @@ def test_help_says_what_p_is(command: Command, name: str) -> None:
     [
         ("run --nosuchflag", "--nosuchflag"),
         ("walk", "walk"),
-        ("run --lr fast", "train.lr = 'fast': expected a valid number"),
+        ("run --lr fast", "train.lr = 'fast': expected a number"),
         ("run --lr", "--lr"),
         ("run --early-stopping=maybe", "--early-stopping"),
         ("neurons", "model"),

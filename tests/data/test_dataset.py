@@ -241,14 +241,14 @@ def test_without_targets_the_next_token_is_predicted() -> None:
     assert found.num_outputs == 10
 
 
-def test_padding_below_0_is_never_a_target_and_becomes_token_0() -> None:
-    padded = torch.tensor([[3, 1, -1], [1, 5, 9], [2, -7, 6]])
+def test_nothing_is_predicted_beside_padding_below_0_which_becomes_token_0() -> None:
+    padded = torch.tensor([[3, 1, -1, -1], [1, 5, 9, 8], [2, -7, 6, 4]])
     found = checked(padded, NO_TARGETS, language_model)
-    assert found.x.tolist() == [[3, 1, 0], [1, 5, 9], [2, 0, 6]]
+    assert found.x.tolist() == [[3, 1, 0, 0], [1, 5, 9, 8], [2, 0, 6, 4]]
     assert found.y.tolist() == [
-        [1, IGNORED, IGNORED],
-        [5, 9, IGNORED],
-        [IGNORED, 6, IGNORED],
+        [1, IGNORED, IGNORED, IGNORED],
+        [5, 9, 8, IGNORED],
+        [IGNORED, IGNORED, 4, IGNORED],
     ]
 
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from fedspu.data.dataset import Dataset, with_targets
-from fedspu.data.examples import WITHOUT_CLASSES, DividedData, allot, divide, strata
+from fedspu.data.examples import DividedData, allot, divide, strata
 from fedspu.errors import DataError, SettingsError
 from fedspu.resolve import resolve
 from fedspu.settings import PARTITIONS, Settings
 from fedspu.tasks import TASKS, find_task
+from fedspu.tasks.choices import WITHOUT_CLASSES
 
 NUMBER = 60
 

@@ -23,7 +23,7 @@ def run(**given: Any) -> fedspu.Run:
 
 
 def test_no_workers_at_all_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"workers = 0: expected greater than"):
+    with pytest.raises(SettingsError, match=r"workers = 0: expected a whole number"):
         plan_for(workers=0)
 
 

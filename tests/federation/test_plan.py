@@ -234,7 +234,7 @@ def test_more_clients_than_examples_are_refused() -> None:
 def test_a_device_that_is_not_here_is_refused(device: str) -> None:
     if device.startswith("cuda") and torch.cuda.device_count() > 7:
         pytest.skip("it is here")
-    with pytest.raises(SettingsError, match=rf"^device = '{device}': .*try cpu"):
+    with pytest.raises(SettingsError, match=rf"^device = '{device}': .*cpu"):
         plan_for(mlp, device=device)
 
 

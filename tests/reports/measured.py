@@ -37,4 +37,5 @@ PROFILE = Profile(
     steps=4,
     repetitions=15,
     clock="cpu",
+    why_not_native="norm, a LayerNorm",
 )

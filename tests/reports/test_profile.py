@@ -57,11 +57,19 @@ def test_the_clock_that_was_read_is_named() -> None:
     assert "wall time" in how_measured(replace(PROFILE, clock="wall"))
 
 
+def test_who_ran_the_steps_is_said_and_why() -> None:
+    said = "PyTorch ran all steps, not compiled code: norm, a LayerNorm."
+    assert said in path_lines(PROFILE, NEURONS)
+    native = replace(PROFILE, why_not_native=None)
+    assert "Compiled code ran all steps." in path_lines(native, NEURONS)
+    assert as_json(PROFILE, None)["why_not_native"] == "norm, a LayerNorm"
+
+
 # Paths --------------------------------------------------------------------------------
 
 
 def test_paths_are_counted_and_explained() -> None:
-    assert path_lines(PROFILE, NEURONS) == [
+    assert path_lines(PROFILE, NEURONS)[2:] == [
         "",
         "How gradients were computed, exact fast, truncated lean, p = 0.5:",
         "   1 only for the active block",
@@ -124,6 +132,7 @@ def test_a_script_gets_all_that_was_measured() -> None:
         "clock",
         "steps",
         "repetitions",
+        "why_not_native",
         "dense",
         "rows",
         "budget",

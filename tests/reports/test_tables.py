@@ -127,8 +127,10 @@ def test_shares_are_shown_with_their_interval() -> None:
 
 
 def test_other_values_are_shown_with_four_digits_and_their_interval() -> None:
-    assert mean_shown([1.0, 2.0, 3.0], is_share=False) == "2 ± 2.5"
+    assert mean_shown([1.0, 2.0, 3.0], is_share=False) == "2.000 ± 2.5"
     assert mean_shown([12.34567], is_share=False) == "12.35"
+    assert mean_shown([1.0003], is_share=False) == "1.000"
+    assert mean_shown([1234.0], is_share=False) == "1234"
     assert mean_shown([None], is_share=False) == "-"
 
 
@@ -194,9 +196,12 @@ def test_a_comparison_of_errors_has_their_name_and_no_percentages() -> None:
             summary(**error, personal_mae=0.25, global_mae=None, method="local"),
         ]
     )
-    assert [row["personal mae (lower is better)"] for row in rows] == ["0.5", "0.25"]
-    assert [row["global mae (lower is better)"] for row in rows] == ["2", "-"]
-    assert [row["against fedspu"] for row in rows] == ["-", "-0.25"]
+    assert [row["personal mae (lower is better)"] for row in rows] == [
+        "0.5000",
+        "0.2500",
+    ]
+    assert [row["global mae (lower is better)"] for row in rows] == ["2.000", "-"]
+    assert [row["against fedspu"] for row in rows] == ["-", "-0.2500"]
     assert "personal accuracy" not in rows[0]
 
 

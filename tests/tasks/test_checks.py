@@ -57,6 +57,23 @@ def test_padding_is_neither_scored_nor_an_input() -> None:
     assert int(found.x.min()) == 0
 
 
+def test_padding_before_or_inside_a_text_is_neither_scored_nor_scores_anything() -> (
+    None
+):
+    """Nothing is predicted from padding, and padding is never predicted."""
+    found = dataset([[-1, -1, 5, 6], [1, -1, 3, 4]], None, language_model)
+    assert found.y.tolist() == [
+        [IGNORED, IGNORED, 6, IGNORED],
+        [IGNORED] * 2 + [4, -100],
+    ]
+    assert int(found.x.min()) == 0
+
+
+def test_a_text_of_padding_and_one_token_is_refused() -> None:
+    with pytest.raises(DataError, match="no target of example 1 is scored; remove it"):
+        dataset([[1, 2, 3], [-1, -1, 3]], None, language_model)
+
+
 images = np.zeros((2, 1, 2, 2))
 
 

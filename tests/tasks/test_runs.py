@@ -22,7 +22,7 @@ from fedspu.federation.plan import Build
 from fedspu.reports.tables import compare_rows, run_table
 from fedspu.tasks import TASKS
 from fedspu.tasks.regression import regression
-from fedspu.tasks.task import IGNORED
+from fedspu.tasks.task import IGNORED, RESERVED
 from tests.oracles.tasks import KINDS
 from tests.oracles.zoo import chain
 
@@ -335,6 +335,73 @@ def test_a_metric_that_is_not_finite_is_refused_in_one_line(bad: float) -> None:
     assert str(caught.value).startswith("round 0, client 0: ")
 
 
+def raising(*_: Any, **__: Any) -> Any:
+    raise KeyError("no such key")
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "a metric that raises": (
+        {"value": raising},
+        "its metric raised KeyError: 'no such",
+    ),
+    "a measure that raises": ({"measure": raising}, "its metric raised KeyError"),
+    "a text for a metric": ({"value": lambda sums: "x"}, "metric returned a str; exp"),
+    "numbers for a metric": ({"value": lambda sums: sums}, r"a tensor of shape \(2,\)"),
+    "a list for sums": ({"measure": lambda a, b: [1]}, "its metric measured a list"),
+}
+
+
+@pytest.mark.parametrize(("broken", "says"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_metric_is_one_line_that_names_the_task(
+    broken: dict[str, Any], says: str
+) -> None:
+    metric = replace(regression.metric, **broken)
+    with pytest.raises(TrainingError, match=says) as caught:
+        small(task=replace(regression, name="mine", metric=metric))
+    assert str(caught.value).startswith("round 0, client 0: task 'mine': its metric ")
+    assert "\n" not in str(caught.value)
+
+
+def only_in_training(output: Tensor, y: Tensor, /, *, reduction: str = "mean") -> Any:
+    return 3.0 if reduction == "mean" else regression.loss(output, y, reduction="sum")
+
+
+LOSSES: dict[str, tuple[Any, str]] = {
+    "raises": (raising, "round 0, client 0: task 'mine': its loss raised KeyError"),
+    "knows no reduction": (
+        lambda output, y: output.sum(),
+        "round 0, client 0: task 'mine': its loss raised TypeError",
+    ),
+    "is a number, not a tensor": (
+        only_in_training,
+        r"round 1, client \d: task 'mine': its loss returned a float; expected one",
+    ),
+    "is many numbers": (
+        lambda output, y, reduction: output,
+        r"task 'mine': its loss returned a tensor of shape \(\d+, 1\); expected one",
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss", "says"), LOSSES.values(), ids=LOSSES)
+def test_a_broken_loss_is_one_line_that_names_the_task(loss: Any, says: str) -> None:
+    with pytest.raises(TrainingError, match=says) as caught:
+        small(task=replace(regression, name="mine", loss=loss))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_metric_may_have_a_name_that_records_use_for_something_else(
+    tmp_path: Path,
+) -> None:
+    run = small(out=str(tmp_path / "run"))
+    line = json.loads((tmp_path / "run/clients.jsonl").read_text().splitlines()[0])
+    written = {*run.summary, *run.rounds[0]}
+    own = {"mae", "mae_by_capacity"}
+    prefixes = ("personal_", "participating_", "global_")
+    after = {name.removeprefix(p) for p in prefixes for name in written if p in name}
+    assert (line.keys() | after) - own == RESERVED
+
+
 def test_a_perplexity_beyond_all_numbers_is_refused() -> None:
     class Sure(nn.Module):
         def __init__(self) -> None:
@@ -348,6 +415,27 @@ def test_a_perplexity_beyond_all_numbers_is_refused() -> None:
     problem = replace(PROBLEMS["language-model"], model=Sure)
     with pytest.raises(TrainingError, match="the perplexity inf; expected finite"):
         problem.run(rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"task": "language-model", "data.partition": "dirichlet"}, "no classes to"),
+        ({"task": "segmentation", "train.augment": "flip,crop"}, "not the targets of"),
+        ({"task": "language-model", "train.augment": "flip"}, "not the targets of"),
+        ({"task": "regression", "train.class_weights": "balanced"}, "has no classes"),
+    ],
+)
+def test_what_a_task_cannot_follow_is_refused_before_data_is_loaded(
+    given: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=says):
+        fedspu.simulate({"data.name": "cifar10", "data.dir": str(tmp_path), **given})
+
+
+def test_a_task_of_one_s_own_without_classes_is_divided_at_random() -> None:
+    run = small(task=replace(regression, name="mine", strata=None))
+    assert run.plan.settings.data.partition == "iid"
 
 
 def test_text_cannot_be_divided_by_classes() -> None:

@@ -1,25 +1,30 @@
 """The four tasks against slow definitions, and tasks of one's own."""
 
 import sys
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from fedspu.errors import SettingsError
 from fedspu.methods import all_methods
 from fedspu.resolve import resolve
 from fedspu.tasks import TASKS, find_task
-from fedspu.tasks.classification import classification
+from fedspu.tasks.choices import check_settings
+from fedspu.tasks.classification import balanced, classification
 from fedspu.tasks.language_model import language_model
 from fedspu.tasks.regression import NUM_BINS, regression
 from fedspu.tasks.segmentation import segmentation
-from fedspu.tasks.task import IGNORED, Metric
+from fedspu.tasks.task import IGNORED, RESERVED, Loss, Metric
 from tests.oracles.tasks import CLASSES, KINDS, Kind, slow_balanced
 
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -146,7 +151,9 @@ def test_numbers_of_one_column_are_numbers_without_one() -> None:
     ("name", "metric", "is_higher_better", "value", "shows"),
     [
         ("classification", "accuracy", True, 0.875, "87.5 %"),
-        ("regression", "mae", False, 0.875, "0.875"),
+        ("regression", "mae", False, 0.875, "0.8750"),
+        ("regression", "mae", False, 1.0003, "1.000"),
+        ("regression", "mae", False, 1234.0, "1234"),
         ("language-model", "perplexity", False, 12.34567, "12.35"),
         ("segmentation", "iou", True, 0.875, "87.5 %"),
     ],
@@ -174,7 +181,7 @@ def test_balanced_weights_equal_a_slow_version(name: str) -> None:
     own[own == 2] = 0  # one class is missing, another frequent
     weigh = kind.task.weigh_classes
     assert weigh is not None
-    loss = weigh(own)
+    loss = weigh(kind.task.loss, own)
     for part in (slice(None), slice(0, 4), slice(4, 9)):
         found = float(loss(output[part], own[part]))
         wanted = slow_balanced(kind.task, output[part], own[part], own)
@@ -188,7 +195,7 @@ def test_in_all_the_classes_that_occur_weigh_the_same(name: str) -> None:
     y[y == 2] = 0
     weigh = kind.task.weigh_classes
     assert weigh is not None
-    loss = weigh(y)
+    loss = weigh(kind.task.loss, y)
     shape = (9, CLASSES, *kind.target_shape)
     shares = []
     for label in (0, 1, 3):  # all lose one where it is this class, and nothing else
@@ -197,6 +204,42 @@ def test_in_all_the_classes_that_occur_weigh_the_same(name: str) -> None:
         shares.append(float(loss(torch.zeros(shape), one, reduction="sum")) / log(4))
     total = kind.task.count(y)
     assert shares == pytest.approx([total / 3] * 3, rel=1e-5)
+
+
+def test_weights_are_those_of_the_task_s_own_loss() -> None:
+    """Two examples of class 0 and one of class 1, by a loss that smooths labels."""
+    loss = partial(F.cross_entropy, label_smoothing=0.1)
+    output, y = torch.randn(3, 2), torch.tensor([0, 0, 1])
+    found = balanced(loss, y)(output, y)
+    expected = F.cross_entropy(
+        output, y, torch.tensor([0.75, 1.5]), label_smoothing=0.1
+    )
+    assert torch.allclose(found, expected)
+    assert not torch.allclose(found, balanced(F.cross_entropy, y)(output, y))
+
+
+def no_weights(output: Tensor, y: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    return output.sum()
+
+
+def test_a_loss_that_takes_no_weights_cannot_have_them() -> None:
+    own = replace(classification, name="own", loss=no_weights)
+    settings = resolve({"train.class_weights": "balanced"})
+    check_settings(settings, classification)
+    with pytest.raises(SettingsError) as caught:
+        check_settings(settings, own)
+    assert str(caught.value) == (
+        "train.class_weights = 'balanced': task own: its loss takes no class weights; "
+        "give it an argument weight, as F.cross_entropy has, or leave the setting out"
+    )
+
+
+def test_an_own_way_to_weigh_classes_may_do_without_weights() -> None:
+    def weigh(loss: Loss, y: Tensor) -> Loss:
+        return loss
+
+    own = replace(classification, loss=no_weights, weigh_classes=weigh)
+    check_settings(resolve({"train.class_weights": "balanced"}), own)
 
 
 def test_tasks_without_classes_cannot_weigh_them() -> None:
@@ -248,6 +291,61 @@ def test_pixels_that_are_not_scored_have_no_class_to_divide_by() -> None:
 
 def test_text_has_no_classes() -> None:
     assert language_model.strata is None
+
+
+# Records that lack something ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "targets", "num_outputs", "check_output", "count"]
+)
+@pytest.mark.parametrize("bad", [None, 3])
+def test_a_task_without_one_of_its_functions_is_refused(name: str, bad: Any) -> None:
+    with pytest.raises(SettingsError) as caught:
+        replace(classification, name="mine", **{name: bad})
+    assert str(caught.value).startswith(
+        f"task 'mine': its {name} is {bad}; expected a function"
+    )
+
+
+@pytest.mark.parametrize("name", ["strata", "make_targets", "weigh_classes"])
+def test_a_task_may_leave_out_some_functions_but_not_give_others(name: str) -> None:
+    nothing: Any = None
+    bad: Any = 3
+    replace(classification, **{name: nothing})
+    with pytest.raises(SettingsError, match=f"its {name} is 3; expected a function"):
+        replace(classification, **{name: bad})
+
+
+@pytest.mark.parametrize("bad", [None, "accuracy", float])
+def test_a_task_whose_metric_is_none_is_refused(bad: Any) -> None:
+    with pytest.raises(SettingsError, match=r"task 'classification': its metric is "):
+        replace(classification, metric=bad)
+
+
+@pytest.mark.parametrize("bad", ["", None])
+def test_a_task_without_a_name_is_refused(bad: Any) -> None:
+    with pytest.raises(SettingsError, match="a task's name is"):
+        replace(classification, name=bad)
+
+
+@pytest.mark.parametrize("name", ["measure", "value"])
+def test_a_metric_without_one_of_its_functions_is_refused(name: str) -> None:
+    bad: Any = None
+    with pytest.raises(SettingsError, match=f"metric 'accuracy': its {name} is None"):
+        replace(classification.metric, **{name: bad})
+
+
+@pytest.mark.parametrize("bad", ["my score", "", "top-5", "5th", "a.b", None])
+def test_a_metric_s_name_is_letters_digits_and_underscores(bad: Any) -> None:
+    with pytest.raises(SettingsError, match=f"metric {bad!r}: expected a name of"):
+        replace(classification.metric, name=bad)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_metric_has_no_name_that_records_use(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"metric '{name}': records use this name"):
+        replace(classification.metric, name=name)
 
 
 # A task of one's own ------------------------------------------------------------------

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from fedspu.sweeps import Cell
 
 
-@with_settings("--method", "--alpha", "--seed", "--out")
+@with_settings(
+    *("--method", "--alpha", "--seed", "--out"),
+    instead={"method.name": "--methods", "seed": "--seeds", "out": "--out"},
+)
 def compare(
     given: dict[str, Any],
     methods: Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedspu.cli.flags import Json
+from fedspu.cli.flags import Json, Task
 from fedspu.errors import DataError, SettingsError
 
 app = typer.Typer(
@@ -177,6 +177,7 @@ def check(
     name: Annotated[
         str, typer.Argument(help="A data set, or your own, like arrays:FILE.npz.")
     ],
+    task: Task = "classification",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -188,21 +189,24 @@ def check(
 
     fedspu data check cifar10 --data-dir ~/data
 
-    fedspu data check arrays:mine.npz --json
+    fedspu data check arrays:mine.npz --task regression --json
     """
     from fedspu.data import find_source, load
     from fedspu.reports.data import class_table, describe, facts
+    from fedspu.tasks import find_task
 
     source, _ = find_source(name)
     _refuse_no_folder(data_dir)
-    found = describe(load(name, data_dir), source)
+    learned = find_task(task)
+    found = describe(load(name, data_dir, learned), source, learned)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
     console = Console(soft_wrap=True)
     for title, text in facts(found):
         console.print(f"{title:<16}{text}", markup=False, highlight=False)
-    console.print(class_table(found))
+    if found["examples_by_class"] or found["targets_by_class"]:
+        console.print(class_table(found))
 
 
 def _refuse_no_folder(data_dir: Path | None) -> None:
@@ -238,6 +242,7 @@ def show(
         int | None, typer.Option(help="Every client gets at least this many examples.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="As in fedspu run.")] = None,
+    task: Task = "classification",
     data_dir: DataDir = None,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")
@@ -245,6 +250,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show how many examples of each class each client has in a run.
+
+    Numbers to predict are shown by ten equally full bins, maps by the class of most of
+    their pixels; texts have no classes, and only the sizes of clients are shown.
 
     Defaults are those of [bold]fedspu run[/bold]: the data set's own, or the paper's.
 
@@ -257,19 +265,23 @@ def show(
     fedspu data show digits --partition shards --shards 3
 
     fedspu data show arrays:mine.npz --partition natural --clients 12 --json
+
+    fedspu data show arrays:mine.npz --task regression --clients 20
     """
     from fedspu.data import load
-    from fedspu.data.examples import allot
+    from fedspu.data.examples import allot, strata
     from fedspu.data.partition import count_labels
     from fedspu.reports import label_counts as report
     from fedspu.reports import plots
-    from fedspu.tasks.classification import classification
+    from fedspu.tasks import find_task
+    from fedspu.tasks.choices import check_partition
 
     if plot is not None:
         plots.check_plot(plot)
     _refuse_no_folder(data_dir)
     given = {
         "data.name": name,
+        "task": task,
         "data.alpha": alpha,
         "data.partition": partition,
         "data.shards": shards,
@@ -278,20 +290,28 @@ def show(
         "seed": seed,
     }
     settings = report.settings_for(given)
-    data = load(name, data_dir)
-    parts = allot(settings, data, classification)
-    found = count_labels(parts, data.y.numpy(), data.num_outputs)
-    title = report.title(settings, data)
+    learned = find_task(task)
+    check_partition(settings.data.partition, learned)
+    data = load(name, data_dir, learned)
+    labels = strata(data, learned)
+    num_classes = data.num_outputs if learned.has_classes else int(labels.max()) + 1
+    names = data.classes if learned.has_classes else ()
+    found = count_labels(allot(settings, data, learned), labels, num_classes)
+    title = report.title(settings, data, report.classes_in_words(learned, num_classes))
     if plot is not None:
-        plots.plot_label_counts(found, data.classes, title, plot)
+        plots.plot_label_counts(found, names, title, plot)
     if as_json:
-        about = {"data": settings.data.model_dump(mode="json"), "seed": settings.seed}
+        about = {
+            "task": task,
+            "data": settings.data.model_dump(mode="json"),
+            "seed": settings.seed,
+        }
         typer.echo(json.dumps({**about, **report.as_json(found)}, indent=2))
         return
     console = Console(soft_wrap=True)
     console.print(title, markup=False, highlight=False)
     console.print()
-    for line in report.picture(found, data.classes, console.width):
+    for line in report.picture(found, names, console.width):
         console.print(line, soft_wrap=False)
     console.print(report.label_table(found))
     for note in report.label_lines(found):

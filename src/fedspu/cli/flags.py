@@ -1,12 +1,12 @@
 """Flags that commands share; those for settings are made from ``Settings``."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from fedspu.settings import (
     known_fields,
     parse_override,
     parse_value,
+    plain_type,
     read_toml,
 )
 
@@ -40,6 +41,12 @@ FLAGS = {
 }
 """Flag -> the dotted name of its setting, and pydantic's description of it."""
 
+Task = Annotated[
+    str,
+    typer.Option("--task", help=f"What is learned: {FLAGS['--task'][1].description}"),
+]
+"""For commands that take a task but no other settings."""
+
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,12 +58,15 @@ Set = Annotated[
 ]
 
 
-def with_settings(*leave_out: str) -> Callable[[Callable[..., None]], Any]:
+def with_settings(
+    *leave_out: str, instead: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[..., None]], Any]:
     """Give a command CONFIG.toml, --set and a flag for every setting that has one.
 
     The command's first argument is what was given, by dotted name: the file's values,
     overridden by those of --set, and these by the flags. ``leave_out`` lists the flags
-    that the command defines itself.
+    that the command defines itself; ``instead`` says which of the command's own flags
+    replace a setting, so that --set cannot give it.
     """
 
     def decorate(command: Callable[..., None]) -> Any:
@@ -70,11 +80,11 @@ def with_settings(*leave_out: str) -> Callable[[Callable[..., None]], Any]:
             *(_parameter(flag, entry) for flag, (_, entry) in chosen.items()),
         ]
         names = {_name(flag): setting for flag, (setting, _) in chosen.items()}
-        kinds = {setting: _kind(e.annotation) for setting, e in chosen.values()}
+        kinds = {setting: plain_type(e.annotation) for setting, e in chosen.values()}
 
         @wraps(command)
         def wrapped(**values: Any) -> None:
-            given = _read(values.pop("config"), values.pop("set_"))
+            given = _read(values.pop("config"), values.pop("set_"), instead)
             for name, setting in names.items():
                 value = values.pop(name)
                 if value is not None:
@@ -90,14 +100,22 @@ def with_settings(*leave_out: str) -> Callable[[Callable[..., None]], Any]:
     return decorate
 
 
-def _read(config: Path | None, overrides: list[str] | None) -> dict[str, Any]:
+def _read(
+    config: Path | None, overrides: list[str] | None, instead: Mapping[str, str]
+) -> dict[str, Any]:
     given = dict(flatten(read_toml(config) if config else {}))
-    given.update(parse_override(text) for text in overrides or [])
+    for text in overrides or []:
+        name, value = parse_override(text)
+        if name in instead:
+            raise SettingsError(
+                f"--set {text}: has no effect in this command; use {instead[name]}"
+            )
+        given[name] = value
     return given
 
 
 def _parameter(flag: str, entry: Any) -> Parameter:
-    kind = _kind(entry.annotation)
+    kind = plain_type(entry.annotation)
     option = typer.Option(flag, help=entry.description, metavar=METAVARS.get(kind))
     if kind is bool:
         option = typer.Option(help=entry.description)
@@ -109,15 +127,6 @@ def _parameter(flag: str, entry: Any) -> Parameter:
 
 
 METAVARS = {int: "NUMBER", float: "NUMBER", tuple: "NUMBERS", Path: "PATH"}
-
-
-def _kind(annotation: Any) -> Any:
-    """The plain type of a setting."""
-    if get_origin(annotation) in (Union, UnionType):
-        annotation = next(a for a in get_args(annotation) if a is not type(None))
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    return get_origin(annotation) or annotation
 
 
 def _name(flag: str) -> str:

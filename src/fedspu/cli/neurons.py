@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedspu.cli.flags import Examples, Input, Json, Model, shares
+from fedspu.cli.flags import Examples, Input, Json, Model, Task, shares
 
 
 def neurons(
     model: Model,
     shape: Input = None,
     data: Examples = None,
+    task: Task = "classification",
     p: Annotated[
         str, typer.Option(help="Shares of neurons to count the active entries for.")
     ] = "0.2,0.4,0.6,0.8,1",
@@ -29,13 +30,16 @@ def neurons(
     fedspu neurons cifar10
 
     fedspu neurons mypackage.mymodule:build --input 1,16000
+
+    fedspu neurons mypackage.mymodule:build --data arrays:my.npz --task regression
     """
     from fedspu.cli.model_inputs import model_and_example
     from fedspu.neurons.mapping import map_neurons
     from fedspu.reports.neurons import active_counts, neuron_tables
+    from fedspu.tasks import find_task
 
     listed = shares(p, "--p")
-    table = map_neurons(*model_and_example(model, shape, data))
+    table = map_neurons(*model_and_example(model, shape, data, find_task(task)))
     counts = active_counts(table, listed)
     if as_json:
         found = {"groups": [asdict(group) for group in table.groups]}

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli import flags
-from fedspu.cli.flags import Examples, Input, Json, Model
+from fedspu.cli.flags import Examples, Input, Json, Model, Task
 from fedspu.errors import SettingsError
 
 
@@ -17,6 +17,7 @@ def profile(
     model: Model,
     shape: Input = None,
     data: Examples = None,
+    task: Task = "classification",
     batch_size: Annotated[int, typer.Option(help="Examples per step.")] = 16,
     p: Annotated[
         str, typer.Option(help="Shares of neurons to measure.")
@@ -65,12 +66,16 @@ def profile(
     fedspu profile mypackage.mymodule:build --input 3,32,32 --mode exact,truncated
 
     fedspu profile emnist --plot emnist.png --json > emnist.json
+
+    fedspu profile mypackage.mymodule:build --data arrays:my.npz --task regression
     """
     from fedspu.cli.model_inputs import model_and_batch
     from fedspu.neurons.mapping import map_neurons
     from fedspu.profile import measure as profiling
     from fedspu.reports import plots
     from fedspu.reports import profile as report
+    from fedspu.tasks import find_task
+    from fedspu.tasks.task import checked_loss
 
     listed = flags.shares(p, "--p")
     modes = flags.choices(mode, "--mode", ("exact", "truncated"))
@@ -91,7 +96,8 @@ def profile(
     if plot is not None:
         plots.check_plot(plot)
 
-    net, x, y = model_and_batch(model, shape, data, batch_size)
+    learned = find_task(task)
+    net, x, y = model_and_batch(model, shape, data, batch_size, learned)
     table = map_neurons(net, x[:2])
     with report.progress(is_quiet=as_json) as watch:
         found = profiling.profile(
@@ -102,6 +108,7 @@ def profile(
             shares=listed,
             modes=modes,
             saves=saved,
+            loss=checked_loss(learned, learned.loss),
             budget=budget,
             repetitions=repetitions,
             threads=threads,

@@ -9,13 +9,10 @@ from torch import Tensor
 from fedspu.data.dataset import Dataset
 from fedspu.data.partition import Indices, Labels, partition
 from fedspu.data.splits import MIN_EXAMPLES, Splits
-from fedspu.errors import SettingsError
 from fedspu.random_streams import stream
 from fedspu.settings import Settings
+from fedspu.tasks.choices import check_partition
 from fedspu.tasks.task import Task
-
-WITHOUT_CLASSES = ("iid", "natural", "quantity")
-"""Ways to divide examples that have no classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +44,11 @@ def divide(settings: Settings, data: Dataset, task: Task) -> DividedData:
 
 def allot(settings: Settings, data: Dataset, task: Task) -> list[Indices]:
     """Each client's examples, as sorted positions, set by settings and data."""
-    kind = settings.data.partition
-    if task.strata is None and kind not in WITHOUT_CLASSES:
-        raise SettingsError(
-            f"data.partition = {kind!r}: examples of the task {task.name} have no "
-            f"classes to divide by; use one of {', '.join(WITHOUT_CLASSES)}"
-        )
+    check_partition(settings.data.partition, task)
     return partition(
         strata(data, task),
         num_clients=settings.clients.number,
-        kind=kind,
+        kind=settings.data.partition,
         alpha=settings.data.alpha,
         min_examples=settings.data.min_examples,
         rng=stream(settings.seed, "partition"),

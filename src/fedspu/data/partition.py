@@ -284,6 +284,11 @@ class LabelCounts:
 
     counts: Indices
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether there is more than one class to tell clients apart by."""
+        return len(self.counts[0]) > 1
+
     @cached_property
     def sizes(self) -> Indices:
         """How many examples each client has."""

@@ -19,6 +19,7 @@ import torch
 from fedspu.errors import ModelError
 from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer, Which
+from fedspu.neurons.blocks import is_finite
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Payload, State
 from fedspu.random_streams import KEY_BYTES, generator
@@ -252,7 +253,7 @@ def check_reply(plan: Plan, round: int, client: int, reply: Reply) -> str | None
     if reply.val_loss is not None and not isfinite(reply.val_loss):
         return f"its validation loss is {reply.val_loss}"
     for name, values in reply.payload.items():
-        if values.is_floating_point() and not bool(values.isfinite().all()):
+        if not is_finite(values):
             return f"its {name} is not finite"
     return None
 

@@ -11,7 +11,7 @@ from fedspu.federation.messages import JudgeRequest, TrainReply, TrainRequest
 from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer, Which, answered
 from fedspu.neurons.average import Update
-from fedspu.neurons.blocks import extract
+from fedspu.neurons.blocks import extract, is_finite
 from fedspu.neurons.table import Active, State
 from fedspu.random_streams import stream
 from fedspu.settings import ServerSettings, Settings
@@ -157,7 +157,7 @@ def next_federation(
 def _check_finite(t: int, state: State, settings: Settings) -> None:
     """Refuse a server's model that has overflowed, before it is saved or sent."""
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if not is_finite(tensor):
             lower = f"train.lr (it is {settings.train.lr})"
             if settings.server.optimizer != "none":
                 lower = f"server.lr (it is {settings.server.lr}) or {lower}"

@@ -18,7 +18,7 @@ from fedspu.methods.options import (
     HeadOptions,
     Options,
 )
-from fedspu.settings import MethodSettings, nearest
+from fedspu.settings import MethodSettings, nearest, wanted
 
 if TYPE_CHECKING:
     from fedspu.methods.method import Method
@@ -142,9 +142,9 @@ def _options(entry: Entry, given: dict[str, Any]) -> Options:
     except ValidationError as error:
         problem = error.errors()[0]
         name = str(problem["loc"][0])
-        wanted = problem["msg"].removeprefix("Input should be ")
+        expected = wanted(entry.options.model_fields[name], problem)
         raise SettingsError(
-            f"method.{name} = {given.get(name)!r}: expected {wanted}"
+            f"method.{name} = {given.get(name)!r}: expected {expected}"
         ) from None
 
 

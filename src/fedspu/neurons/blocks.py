@@ -44,6 +44,14 @@ def mesh(tensor: Tensor, where: Where) -> tuple[Tensor | slice, ...]:
     return tuple(index)
 
 
+def is_finite(values: Tensor) -> bool:
+    """Whether all values are finite numbers."""
+    if not values.is_floating_point():
+        return True
+    # A sum is finite only if all its terms are, and is quick; it may also overflow.
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
 def extract(state: Mapping[str, Tensor], blocks: Blocks) -> Payload:
     """The values in the blocks: what is sent, A_k(w) in the paper."""
     return {name: take(_named(state, name), where) for name, where in blocks.items()}

@@ -17,6 +17,7 @@ from fedspu.errors import ModelError
 from fedspu.neurons.calls import call, undisturbed
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Neurons
+from fedspu.partial.chain.native.run import takes, why_not
 from fedspu.partial.context import partial_training, paths
 from fedspu.partial.weight import Mode, Saves
 from fedspu.profile.flops import flop_limits
@@ -99,7 +100,8 @@ class Profile:
     """What steps of one model cost, and how that was measured.
 
     Settings took turns of ``steps`` steps, ``repetitions`` times; ``clock`` is ``cpu``
-    time with one thread, ``wall`` time with more.
+    time with one thread, ``wall`` time with more. ``why_not_native`` says why compiled
+    code did not run the model; None if it did.
     """
 
     dense: Costs
@@ -108,6 +110,7 @@ class Profile:
     steps: int
     repetitions: int
     clock: str
+    why_not_native: str | None = None
 
 
 def profile(
@@ -160,7 +163,14 @@ def profile(
             steps=stopwatch.steps,
             repetitions=taken,
             clock="cpu" if threads == 1 else "wall",
+            why_not_native=_why_not_native(model, x),
         )
+
+
+def _why_not_native(model: nn.Module, x: Any) -> str | None:
+    if not takes(x):
+        return "its input is not a batch of float32 images or vectors"
+    return why_not(model, tuple(x.shape[1:]))
 
 
 @dataclass(frozen=True)

@@ -12,24 +12,27 @@ from torch import Tensor
 from fedspu.data import Source
 from fedspu.data.dataset import Dataset
 from fedspu.data.files import compare
+from fedspu.tasks.classification import classification
+from fedspu.tasks.task import IGNORED, Task, dtype_of
 from fedspu.units import size
 
 CHUNK = 512  # examples at a time: as floats, all of them may not fit into memory
 
 
-def describe(dataset: Dataset, source: Source) -> dict[str, Any]:
+def describe(
+    dataset: Dataset, source: Source, task: Task = classification
+) -> dict[str, Any]:
     """Counts, shape, mean and deviation of a data set, and where it came from.
 
     For the mean and deviation, bytes are divided by 255, and not scaled further.
     """
     mean, deviation = _moments(dataset.x)
-    counts = torch.bincount(dataset.y, minlength=dataset.num_outputs).tolist()
-    names = dataset.classes or tuple(map(str, range(dataset.num_outputs)))
     return {
         "name": dataset.name,
+        "task": task.name,
         "examples": len(dataset.y),
         "official_examples": source.num_examples,
-        "classes": dataset.num_outputs,
+        **_describe_targets(dataset, task),
         "shape": list(dataset.x.shape[1:]),
         "kind": str(dataset.x.dtype).removeprefix("torch."),
         "mean": mean,
@@ -38,7 +41,6 @@ def describe(dataset: Dataset, source: Source) -> dict[str, Any]:
             "mean": list(dataset.scaling.mean),
             "deviation": list(dataset.scaling.deviation),
         },
-        "examples_by_class": dict(zip(names, counts, strict=True)),
         "owners": None if dataset.owners is None else len(dataset.owners.unique()),
         "sources": [str(file) for file in dataset.sources],
         "official": compare_sources(dataset.sources, source),
@@ -46,6 +48,35 @@ def describe(dataset: Dataset, source: Source) -> dict[str, Any]:
         "cache_bytes": _size_of(dataset.cache),
         "notes": list(dataset.notes),
     }
+
+
+def _describe_targets(dataset: Dataset, task: Task) -> dict[str, Any]:
+    """What is to be learned: its form, and the classes or the range it has."""
+    y, number = dataset.y, dataset.num_outputs
+    is_single = y.dim() == 1
+    by_class = _by_class(dataset) if task.has_classes else None
+    return {
+        "classes": number if task.has_classes else None,
+        "outputs": number,
+        "target_shape": list(y.shape[1:]),
+        "target_kind": dtype_of(y),
+        "scored_targets": task.count(y),
+        "target_range": _range(y) if y.is_floating_point() else None,
+        "examples_by_class": by_class if is_single else None,
+        "targets_by_class": None if is_single else by_class,
+    }
+
+
+def _by_class(dataset: Dataset) -> dict[str, int]:
+    names = dataset.classes or tuple(map(str, range(dataset.num_outputs)))
+    scored = dataset.y[dataset.y != IGNORED]
+    counts = torch.bincount(scored, minlength=dataset.num_outputs).tolist()
+    return dict(zip(names, counts, strict=True))
+
+
+def _range(y: Tensor) -> dict[str, float]:
+    values = y.double()
+    return {"min": float(y.min()), "mean": float(values.mean()), "max": float(y.max())}
 
 
 def compare_sources(files: tuple[Path, ...], source: Source) -> str:
@@ -63,11 +94,12 @@ def compare_sources(files: tuple[Path, ...], source: Source) -> str:
 
 
 def class_table(found: dict[str, Any]) -> Table:
-    """How many examples each class has."""
+    """How many examples each class has, or how many targets."""
+    what = "examples" if found["examples_by_class"] else "targets"
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("class")
-    table.add_column("examples", justify="right")
-    for name, count in found["examples_by_class"].items():
+    table.add_column(what, justify="right")
+    for name, count in found[f"{what}_by_class"].items():
         table.add_row(name.replace("[", "\\["), f"{count:,}")
     return table
 
@@ -80,7 +112,7 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "examples",
         f"{examples:,}" + (f" (official: {official:,})" if differs else ""),
     )
-    yield "classes", f"{found['classes']}"
+    yield from _target_facts(found)
     yield "shape", f"{' x '.join(map(str, found['shape']))}, {found['kind']}"
     if found["mean"]:
         yield "mean", _numbers(found["mean"])
@@ -103,6 +135,22 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "decoded in", f"{found['cache']} ({size(found['cache_bytes'])})"
     for note in found["notes"]:
         yield "note", note
+
+
+def _target_facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is to be learned, in words."""
+    if found["classes"]:
+        yield "classes", f"{found['classes']}"
+    else:
+        yield "outputs", f"{found['outputs']}"
+    if found["target_shape"] or not found["classes"]:
+        each = " x ".join(map(str, found["target_shape"])) or "one number"
+        yield "targets", f"{each}, {found['target_kind']}"
+    if found["scored_targets"] != found["examples"]:
+        yield "scored targets", f"{found['scored_targets']:,}"
+    if found["target_range"]:
+        low, mean, high = found["target_range"].values()
+        yield "target range", f"{low:.4g} to {high:.4g}, mean {mean:.4g}"
 
 
 def _moments(x: Tensor) -> tuple[list[float], list[float]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import sqrt
 
-from fedspu.units import shown
+from fedspu.units import digits, shown
 
 # Student's t, two-sided 95 %, for 1, 2, … degrees of freedom.
 _T95 = (
@@ -44,4 +44,4 @@ def mean_shown(values: Sequence[float | None], is_share: bool) -> str:
         return shown(middle, is_share)
     if is_share:
         return f"{100 * middle:.1f} ± {100 * half:.1f} %"
-    return f"{middle:.4g} ± {half:.2g}"
+    return f"{shown(middle, is_share)} ± {digits(half, 2)}"

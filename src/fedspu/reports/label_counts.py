@@ -15,6 +15,7 @@ from fedspu.data.dataset import Dataset
 from fedspu.data.partition import LabelCounts
 from fedspu.resolve import resolve
 from fedspu.settings import Settings
+from fedspu.tasks.task import Task
 
 SHADES = ((0.75, "█"), (0.5, "▓"), (0.25, "▒"), (0.05, "░"), (0.0, "·"))
 """Each shade, with the smallest share of a client's examples that it stands for."""
@@ -33,12 +34,19 @@ def settings_for(given: Mapping[str, Any]) -> Settings:
     return resolve({**unread, **given})
 
 
-def title(settings: Settings, data: Dataset) -> str:
+def classes_in_words(task: Task, number: int) -> str:
+    """What examples are divided by: `` of 10 classes``; nothing if by nothing."""
+    if task.strata is None:
+        return ""
+    return f" of {number} {'classes' if task.has_classes else 'bins'}"
+
+
+def title(settings: Settings, data: Dataset, classes: str) -> str:
     """What is divided, among how many clients, and how."""
     kind = settings.data.partition
     how = {"shards": f", {settings.data.shards} each", "iid": "", "natural": ""}
     return (
-        f"{data.name}: {len(data.y):,} examples of {data.num_outputs} classes, "
+        f"{data.name}: {len(data.y):,} examples{classes}, "
         f"{settings.clients.number:,} clients; "
         f"{kind}{how.get(kind, f', alpha {settings.data.alpha:g}')}, "
         f"seed {settings.seed}"
@@ -79,7 +87,7 @@ def picture(found: LabelCounts, names: Sequence[str], width: int) -> list[Text]:
     num_clients, num_classes = found.counts.shape
     columns = fit_columns(found, width)
     shown = sample(num_clients, MAX_ROWS)
-    head = _heading(names, num_classes, columns)
+    head = _heading(names, num_classes, columns) if found.has_classes else ""
     lines = [
         Text(
             f"{'client':>{columns.client}}  {head}  {'examples':>{columns.size}}", "dim"
@@ -87,8 +95,9 @@ def picture(found: LabelCounts, names: Sequence[str], width: int) -> list[Text]:
     ]
     lines += [_line(found, client, columns) for client in shown]
 
-    notes = [LEGEND]
-    if names and head != _cells(names, columns) and num_classes <= MAX_NAMES:
+    notes = [LEGEND] if found.has_classes else []
+    is_headed = head in ("", _cells(names, columns))
+    if names and not is_headed and num_classes <= MAX_NAMES:
         notes.append(", ".join(f"{c} {name}" for c, name in enumerate(names)))
     if len(shown) < num_clients:
         notes.append(f"{len(shown)} of {num_clients:,} clients, evenly spaced")
@@ -104,7 +113,8 @@ def _line(found: LabelCounts, client: int, columns: Columns) -> Text:
     parts = np.add.reduceat(found.counts[client], firsts) / max(size, 1)
     shades = [columns.shade * _shade(part) for part in parts.tolist()]
     line = Text(f"{client:>{columns.client}}  ")
-    line.append(_cells(shades, columns), "cyan")
+    if found.has_classes:
+        line.append(_cells(shades, columns), "cyan")
     line.append(f"  {size:>{columns.size},}")
     if columns.bar:
         share = size / int(found.sizes.max())
@@ -156,8 +166,9 @@ def label_table(found: LabelCounts) -> Table:
     for title in ("min", "10 %", "median", "90 %", "max"):
         table.add_column(title, justify="right")
     table.add_row("examples", *_spread(found.sizes, ",.0f"))
-    table.add_row("classes", *_spread(found.num_classes, ",.0f"))
-    table.add_row("entropy, bits", *_spread(found.entropies, ".2f"))
+    if found.has_classes:
+        table.add_row("classes", *_spread(found.num_classes, ",.0f"))
+        table.add_row("entropy, bits", *_spread(found.entropies, ".2f"))
     return table
 
 
@@ -168,7 +179,9 @@ def _spread(values: NDArray[Any], form: str) -> list[str]:
 
 
 def label_lines(found: LabelCounts) -> list[str]:
-    """What is printed below the table."""
+    """What is printed below the table; nothing without classes."""
+    if not found.has_classes:
+        return []
     num_clients = len(found.sizes)
     return [
         f"Clients with one class: {found.num_single:,} of {num_clients:,}",

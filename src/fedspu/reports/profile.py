@@ -144,7 +144,11 @@ def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
     for row in profile.rows:
         if row.setting.p < 1:
             ways.setdefault(tuple(row.paths.items()), []).append(row.setting)
-    lines = []
+    lines = ["", "Compiled code ran all steps."]
+    if profile.why_not_native is not None:
+        lines[-1] = (
+            f"PyTorch ran all steps, not compiled code: {profile.why_not_native}."
+        )
     for taken, settings in ways.items():
         lines += ["", f"How gradients were computed, {_settings(settings)}:"]
         for path, meaning in PATHS.items():
@@ -225,6 +229,7 @@ def as_json(profile: Profile, budget: Budget | None) -> dict[str, Any]:
         "clock": profile.clock,
         "steps": profile.steps,
         "repetitions": profile.repetitions,
+        "why_not_native": profile.why_not_native,
         "dense": _costs(profile.dense),
         "rows": [
             {

@@ -1,10 +1,12 @@
 """Classification: one class number for each example; accuracy."""
 
+from inspect import Parameter, signature
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedspu.errors import DataError
+from fedspu.errors import DataError, SettingsError
 from fedspu.tasks.task import (
     IGNORED,
     Loss,
@@ -58,19 +60,38 @@ def _right(output: Tensor, y: Tensor) -> Tensor:
     return sums_of((output.argmax(1) == y).sum(), len(y))
 
 
-def balanced(y: Tensor) -> Loss:
-    """Cross-entropy in which all classes in ``y`` have the same total weight."""
+def balanced(loss: Loss, y: Tensor) -> Loss:
+    """A loss in which all classes in ``y`` have the same total weight.
+
+    ``loss`` must take ``weight``, a number for each class, as PyTorch's own do.
+    """
+    if not _takes_weight(loss):
+        raise SettingsError(
+            "its loss takes no class weights; give it an argument weight, as "
+            "F.cross_entropy has, or leave the setting out"
+        )
     labels = y[y != IGNORED]
     counts = torch.bincount(labels)
     weights = torch.zeros(len(counts), device=y.device)
     present = counts > 0
     weights[present] = len(labels) / (int(present.sum()) * counts[present])
 
-    def loss(output: Tensor, target: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    def weighed(
+        output: Tensor, target: Tensor, /, *, reduction: str = "mean"
+    ) -> Tensor:
         padded = F.pad(weights, (0, output.shape[1] - len(weights))).to(output.dtype)
-        return F.cross_entropy(output, target, padded, reduction=reduction)
+        return loss(output, target, weight=padded, reduction=reduction)  # type: ignore[call-arg]  # it takes weight
 
-    return loss
+    return weighed
+
+
+def _takes_weight(loss: Loss) -> bool:
+    try:
+        arguments = signature(loss).parameters
+    except ValueError:  # some callables have no signature; then the call is the test
+        return True
+    takes_any = any(a.kind is Parameter.VAR_KEYWORD for a in arguments.values())
+    return takes_any or "weight" in arguments
 
 
 classification = Task(

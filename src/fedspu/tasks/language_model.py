@@ -20,13 +20,16 @@ from fedspu.tasks.task import (
 
 
 def _next_tokens(x: Tensor) -> Tensor:
-    """Each token's successor; not scored at the end of a row, or if it is padding.
+    """Each token's successor; not scored at the end of a row, or if either is padding.
 
     Tokens below 0 are padding.
     """
     _refuse_pixels(x)
+    is_padding = x < 0
     after = torch.full_like(x, IGNORED)
-    after[:, :-1] = torch.where(x[:, 1:] < 0, IGNORED, x[:, 1:])
+    after[:, :-1] = x[:, 1:].masked_fill(
+        is_padding[:, 1:] | is_padding[:, :-1], IGNORED
+    )
     return after
 
 
@@ -104,4 +107,5 @@ language_model = Task(
     strata=None,
     count=num_scored,
     make_targets=_next_tokens,
+    can_augment=False,
 )

@@ -77,4 +77,5 @@ segmentation = Task(
     count=num_scored,
     has_classes=True,
     weigh_classes=balanced,
+    can_augment=False,
 )

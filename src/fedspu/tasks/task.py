@@ -2,16 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedspu.errors import DataError, ModelError
+from fedspu.errors import (
+    DataError,
+    FedSPUError,
+    ModelError,
+    SettingsError,
+    TrainingError,
+)
+from fedspu.imports import raised
 from fedspu.units import shown, titled
 
 IGNORED = -100
 """A target that is not scored (padding, unlabelled pixels), as in PyTorch's losses."""
+
+
+RESERVED = frozenset(
+    {
+        *("round", "client", "capacity", "num_examples", "train_loss", "val_loss"),
+        *("has_stopped", "bytes_initial", "bytes_down", "bytes_up", "index_bytes"),
+        "clients",  # participating_clients
+    }
+)
+"""Names that no metric may have: records use them for something else."""
 
 
 class Loss(Protocol):
@@ -38,6 +56,21 @@ class Metric:
     is_higher_better: bool = True
     is_share: bool = False  # from 0 to 1, shown in percent
 
+    def __post_init__(self) -> None:
+        """Refuse a record that lacks a function, or whose name records cannot use."""
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise SettingsError(
+                f"metric {self.name!r}: expected a name of letters, digits and _, like "
+                "error_rate; it is part of names in records"
+            )
+        if self.name in RESERVED:
+            raise SettingsError(
+                f"metric {self.name!r}: records use this name for something else; "
+                f"choose another, like own_{self.name}"
+            )
+        for name in ("measure", "value"):
+            _refuse_uncallable(f"metric {self.name!r}", name, getattr(self, name))
+
     @property
     def title(self) -> str:
         """Its name as people read it."""
@@ -63,7 +96,9 @@ class Task:
     ``strata`` gives each example a class, to divide and to stratify by; if it is None,
     examples are divided at random or by owner.
     ``make_targets`` makes targets from inputs, for data without targets.
-    ``weigh_classes`` gives a loss in which all classes in some targets weigh equally.
+    ``weigh_classes`` gives, for the task's loss, one in which all classes in some
+    targets weigh equally; the loss then takes ``weight``, as PyTorch's own do.
+    ``can_augment``: targets stay right if training images are flipped or moved.
     """
 
     name: str
@@ -76,12 +111,37 @@ class Task:
     count: Callable[[Tensor], int] = len
     has_classes: bool = False
     make_targets: Callable[[Tensor], Tensor] | None = None
-    weigh_classes: Callable[[Tensor], Loss] | None = None
+    weigh_classes: Callable[[Loss, Tensor], Loss] | None = None
+    can_augment: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse a record that lacks an answer."""
+        if not isinstance(self.name, str) or not self.name:
+            raise SettingsError(f"a task's name is {self.name!r}; expected a text")
+        for name in (*MUST_ANSWER, *MAY_ANSWER):
+            value = getattr(self, name)
+            if name in MUST_ANSWER or value is not None:
+                _refuse_uncallable(f"task {self.name!r}", name, value)
+        if not isinstance(self.metric, Metric):
+            raise SettingsError(
+                f"task {self.name!r}: its metric is {self.metric!r}; expected a "
+                "fedspu.tasks.task.Metric; docs/tasks.md has an example"
+            )
 
 
-def ratio(sums: Tensor) -> float:
-    """The first sum over the second."""
-    return float(sums[0] / sums[1])
+MUST_ANSWER = ("loss", "targets", "num_outputs", "check_output", "count")
+MAY_ANSWER = ("strata", "make_targets", "weigh_classes")
+
+
+def _refuse_uncallable(whose: str, name: str, value: Any) -> None:
+    if not callable(value):
+        raise SettingsError(
+            f"{whose}: its {name} is {value!r}; expected a function; docs/tasks.md "
+            "says which"
+        )
+
+
+# Outputs, losses and metrics in use ---------------------------------------------------
 
 
 def check_output(task: Task, output: Any, y: Tensor, num_outputs: int) -> None:
@@ -94,6 +154,76 @@ def check_output(task: Task, output: Any, y: Tensor, num_outputs: int) -> None:
         raise ModelError(problem)
 
 
+def checked_loss(task: Task, loss: Loss) -> Loss:
+    """A loss of a task that says in one line what is wrong if it fails."""
+
+    def checked(
+        output: Tensor, target: Tensor, /, *, reduction: str = "mean"
+    ) -> Tensor:
+        value: Any = _asked(task, "loss", loss, output, target, reduction=reduction)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise _no_number(task, "loss", value)
+        return value
+
+    return checked
+
+
+def add_measured(task: Task, sums: Tensor, output: Tensor, y: Tensor) -> Tensor:
+    """The metric's sums with those of a batch added."""
+    found = _asked(task, "metric", task.metric.measure, output, y)
+    if not isinstance(found, Tensor):
+        raise TrainingError(
+            f"task {task.name!r}: its metric measured {_in_short(found)}; expected a "
+            "tensor of sums"
+        )
+    total: Tensor = _asked(task, "metric", torch.add, sums, found)
+    return total
+
+
+def value_of(task: Task, sums: Tensor) -> float:
+    """The value of a task's metric; refuses what is no number."""
+    value = _asked(task, "metric", task.metric.value, sums)
+    is_number = isinstance(value, Real)
+    if not is_number and not (isinstance(value, Tensor) and value.numel() == 1):
+        raise _no_number(task, "metric", value)
+    return float(value)
+
+
+def _asked(
+    task: Task, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """What a function of a task returns; an exception of it becomes one clear line."""
+    try:
+        return function(*args, **kwargs)
+    except FedSPUError:
+        raise
+    except Exception as error:  # the user's own code
+        raise TrainingError(
+            f"task {task.name!r}: its {name} raised {raised(error)}"
+        ) from error
+
+
+def _no_number(task: Task, name: str, value: Any) -> TrainingError:
+    return TrainingError(
+        f"task {task.name!r}: its {name} returned {_in_short(value)}; expected one "
+        "number"
+    )
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+# For several tasks --------------------------------------------------------------------
+
+
+def ratio(sums: Tensor) -> float:
+    """The first sum over the second."""
+    return float(sums[0] / sums[1])
+
+
 def sums_of(*values: Any) -> Tensor:
     """Sums in the form in which metrics are added up, float64."""
     return torch.tensor([float(value) for value in values], dtype=torch.float64)
@@ -102,9 +232,6 @@ def sums_of(*values: Any) -> Tensor:
 def dtype_of(values: Tensor) -> str:
     """The dtype of values, in one word."""
     return str(values.dtype).removeprefix("torch.")
-
-
-# For several tasks --------------------------------------------------------------------
 
 
 def refuse_negative(y: Tensor, but: int | None = None) -> None:

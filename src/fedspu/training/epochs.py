@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu.errors import TrainingError
+from fedspu.neurons.blocks import is_finite
 from fedspu.neurons.table import Active, Neurons, State
 from fedspu.partial.chain.native.calls import Sgd, Training
 from fedspu.partial.chain.native.run import draw_key, make_training
 from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings
-from fedspu.tasks.task import Loss, Task
+from fedspu.tasks.task import Loss, Task, checked_loss
 from fedspu.training.augmentation import Augmentation
 
 
@@ -43,9 +44,10 @@ class LocalTraining:
     @property
     def loss(self) -> Loss:
         """The loss to train with: the task's, with class weights if asked."""
-        if self.settings.class_weights == "none" or self.task.weigh_classes is None:
-            return self.task.loss
-        return self.task.weigh_classes(self.y)
+        loss, weigh = self.task.loss, self.task.weigh_classes
+        if self.settings.class_weights != "none" and weigh is not None:
+            loss = weigh(loss, self.y)
+        return checked_loss(self.task, loss)
 
     def with_epochs(self, epochs: int) -> "LocalTraining":
         """The same for another number of epochs."""
@@ -111,7 +113,8 @@ def _native(local: LocalTraining) -> Training | None:
         settings.kernels == "torch"
         or settings.optimizer != "sgd"
         or local.augmentation is not None
-        or local.loss is not F.cross_entropy
+        or settings.class_weights != "none"
+        or local.task.loss is not F.cross_entropy
     ):
         return None
     sgd = Sgd(settings.lr, settings.momentum, settings.weight_decay, settings.clip)
@@ -179,7 +182,7 @@ def take_step(optimizer: torch.optim.Optimizer, settings: TrainSettings) -> None
 def check_finite(state: State, settings: TrainSettings) -> None:
     """Refuse weights that have overflowed, also in the very last step."""
     for name, values in state.items():
-        if values.is_floating_point() and not bool(values.isfinite().all()):
+        if not is_finite(values):
             raise TrainingError(
                 f"{name} is no longer finite; lower train.lr (it is {settings.lr})"
             )

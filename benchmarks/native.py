@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import fedspu
 from fedspu import models
 from fedspu.partial.chain.native.calls import Sgd
-from fedspu.partial.chain.native.run import make_training
+from fedspu.partial.chain.native.models import make_training
 from fedspu.profile.peak_memory import step_bytes
 from fedspu.tasks import find_task
 from fedspu.training.evaluation import evaluate

@@ -35,7 +35,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         module = f"fedspu.partial.chain.native.{place}.find"
         monkeypatch.setattr(module, lambda: Found(None, "no C++ compiler was found"))
     monkeypatch.setattr(
-        "fedspu.partial.chain.run.find", lambda: Found(None, "no C++ compiler")
+        "fedspu.partial.chain.autograd.find", lambda: Found(None, "no C++ compiler")
     )
 
 

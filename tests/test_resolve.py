@@ -442,15 +442,15 @@ def test_an_option_that_nobody_has_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("method", "option", "value", "expected"),
     [
-        ("fedavg", "finetune", -1, "greater than or equal to 0"),
-        ("fedavg", "finetune", 1.5, "a valid integer"),
-        ("ditto", "pull", 0, "greater than 0"),
-        ("apfl", "mix", 1.5, "less than or equal to 1"),
-        ("apfl", "adaptive", "perhaps", "a valid boolean"),
-        ("fedper", "head", 0, "greater than or equal to 1"),
-        ("fedrep", "head_epochs", 0, "greater than or equal to 1"),
-        ("fedala", "layers", "all", "a valid integer"),
-        ("fedala", "share", 0, "greater than 0"),
+        ("fedavg", "finetune", -1, "a whole number, 0 or more"),
+        ("fedavg", "finetune", 1.5, "a whole number, 0 or more"),
+        ("ditto", "pull", 0, "a number above 0"),
+        ("apfl", "mix", 1.5, "a number, 0 or more and at most 1"),
+        ("apfl", "adaptive", "perhaps", "true or false"),
+        ("fedper", "head", 0, "a whole number, 1 or more"),
+        ("fedrep", "head_epochs", 0, "a whole number, 1 or more"),
+        ("fedala", "layers", "all", "a whole number, 1 or more"),
+        ("fedala", "share", 0, "a number above 0 and at most 1"),
         ("fedala", "mix_lr", float("inf"), "a finite number"),
     ],
 )
@@ -509,7 +509,7 @@ def test_a_method_of_one_s_own_may_have_options(own_methods: str) -> None:
     name = f"{own_methods}:deep"
     assert resolve({"method": name, "method.depth": 2}).method.options == {"depth": 2}
     assert refusal({"method": name, "method.depth": 0}) == (
-        "method.depth = 0: expected greater than or equal to 1"
+        "method.depth = 0: expected a whole number, 1 or more"
     )
 
 

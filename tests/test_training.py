@@ -68,7 +68,7 @@ def test_the_next_epoch_has_another_order() -> None:
 
 
 def test_saving_memory_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedspu.partial.chain.run.MIN_VALUES", 0)
+    monkeypatch.setattr("fedspu.partial.chain.autograd.MIN_VALUES", 0)
     found = []
     for saves in ("fast", "lean"):
         torch.manual_seed(0)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from fedspu import models, tasks
 from fedspu.data import FROM_MEMORY, find_source
 from fedspu.errors import SettingsError
+from fedspu.expected import wanted
 from fedspu.imports import is_place
 from fedspu.methods import check_options
 from fedspu.settings import (
@@ -23,7 +24,6 @@ from fedspu.settings import (
     known_names,
     nearest,
     nest,
-    wanted,
 )
 
 if TYPE_CHECKING:

@@ -29,18 +29,18 @@ from fedspu.engines.machine import (
 from fedspu.errors import DataError, SettingsError
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
-from fedspu.federation.folder import RunFolder
 from fedspu.federation.plan import Build, Plan, Sample, check_choices, make_plan
 from fedspu.federation.plan_file import check_settings, describe_plan, restore_plan
 from fedspu.federation.record import Clock, record_round, summarise
 from fedspu.federation.rounds import Round, Scores, drop_old_memories, play
+from fedspu.federation.run_folder import RunFolder
 from fedspu.federation.saved_run import Checkpoint, SavedRun
 from fedspu.federation.server import Federation
 from fedspu.methods import make_method
 from fedspu.methods.method import Memory, Method, Which
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.table import State
-from fedspu.partial.chain.native.run import why_not
+from fedspu.partial.chain.native.models import why_not
 from fedspu.resolve import resolve
 from fedspu.settings import Settings, flatten, read_toml
 from fedspu.tasks import find_task
@@ -391,7 +391,7 @@ def _play(
     )
     if lost := summary["refused_turns"]:
         warnings.warn(
-            f"{lost} replies could not be used; rounds.jsonl says whose, and why",
+            f"{lost} of clients' replies could not be used; rounds.jsonl says why",
             stacklevel=3,
         )
     if folder:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedspu.federation.folder import RunFolder
+from fedspu.federation.run_folder import RunFolder
 from fedspu.federation.saved_run import SavedRun
 from tests.cli.commands import (
     Command,

@@ -15,11 +15,11 @@ from fedspu.federation import client_memory as memory
 from fedspu.federation import rounds
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, unpack_memory
-from fedspu.federation.folder import RunFolder
 from fedspu.federation.messages import JudgeReply, JudgeRequest, Packet
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import summarise
 from fedspu.federation.rounds import Cost
+from fedspu.federation.run_folder import RunFolder
 from fedspu.federation.saved_run import Checkpoint, SavedRun
 from fedspu.federation.server import Federation, next_federation
 from fedspu.methods.fedspu import fedspu

@@ -8,7 +8,7 @@ from torch import nn
 
 import fedspu
 from fedspu.errors import StorageError
-from fedspu.federation.folder import RunFolder
+from fedspu.federation.run_folder import RunFolder
 from fedspu.federation.saved_run import SavedRun, read_index
 from fedspu.methods import CATALOGUE
 from fedspu.methods.method import Memory

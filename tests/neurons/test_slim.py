@@ -25,7 +25,7 @@ from fedspu import (
     stream,
 )
 from fedspu.errors import ModelError
-from fedspu.neurons.attention import SlimAttention
+from fedspu.neurons.multi_head import SlimAttention
 from fedspu.neurons.slim import slim_neurons, slim_state, slimmable
 from tests.oracles.models import (
     Fn,

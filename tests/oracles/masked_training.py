@@ -69,7 +69,7 @@ class Way:
         """Inside, this path is taken however small the model."""
         smallest_chain, smallest_kernel = PATHS[self.path]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedspu.partial.chain.run.MIN_VALUES", smallest_chain)
+            patch.setattr("fedspu.partial.chain.autograd.MIN_VALUES", smallest_chain)
             patch.setattr("fedspu.partial.operations.MIN_PRODUCTS", smallest_kernel)
             yield
 

@@ -31,7 +31,7 @@ from tests.oracles.zoo import ZOO_BY_NAME
 def however_small() -> Iterator[None]:
     """Chains run as such here even where the general path is quicker."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedspu.partial.chain.run.MIN_VALUES", 0)
+        patch.setattr("fedspu.partial.chain.autograd.MIN_VALUES", 0)
         yield
 
 
@@ -260,7 +260,7 @@ def test_a_table_that_does_not_fit_the_chain_takes_the_general_path() -> None:
 def test_the_smallest_batches_take_the_general_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedspu.partial.chain.run.MIN_VALUES", 16 * 28 * 28 * 20)
+    monkeypatch.setattr("fedspu.partial.chain.autograd.MIN_VALUES", 16 * 28 * 28 * 20)
     neurons, model = mapped("emnist_cnn"), EMNISTNet().train()
     active = random_active(neurons, 0.5)
     with partial_training(model, neurons, active, kernels="torch"):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedspu import map_neurons, partial_training
 from fedspu.partial.lean import lean_forward
-from fedspu.partial.notes import (
+from fedspu.partial.remake import (
     Remake,
     need_of,
     note,

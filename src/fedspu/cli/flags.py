@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from fedspu.errors import SettingsError
+from fedspu.expected import plain_type
 from fedspu.settings import (
     flatten,
     known_fields,
     parse_override,
     parse_value,
-    plain_type,
     read_toml,
 )
 

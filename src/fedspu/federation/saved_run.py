@@ -1,4 +1,4 @@
-"""A run folder as it was last saved, to be read; ``folder.py`` writes it."""
+"""A run folder as it was last saved, to be read; ``run_folder.py`` writes it."""
 
 import json
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from pydantic import ValidationError
 
 from fedspu.errors import SettingsError
+from fedspu.expected import wanted
 from fedspu.imports import call, find_object, is_place
 from fedspu.methods.options import (
     APFLOptions,
@@ -18,7 +19,7 @@ from fedspu.methods.options import (
     HeadOptions,
     Options,
 )
-from fedspu.settings import MethodSettings, nearest, wanted
+from fedspu.settings import MethodSettings, nearest
 
 if TYPE_CHECKING:
     from fedspu.methods.method import Method

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedspu.partial.memory_format import compact, empty, format_of, is_last, rows_of
-from fedspu.partial.notes import remake_of
+from fedspu.partial.remake import remake_of
 from fedspu.partial.spans import Span, num_in, take_span, take_spans
 
 _SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")

@@ -7,7 +7,7 @@ gradient; any other operation on the weight computes the full gradient and passe
 block's part. So frozen entries have no gradient and no optimizer state, whatever the
 optimizer, and functional calls, tied weights and layers used twice need no special
 handling. Small networks that are one chain of layers take a faster path
-(``chain/run.py``).
+(``chain/autograd.py``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,8 +25,8 @@ from torch.optim.optimizer import (
 import fedspu.partial.operations  # noqa: F401  # registers the kernels
 from fedspu.errors import ModelError
 from fedspu.neurons.table import Active, Neurons
-from fedspu.partial.chain.native.run import Kernels, check_kernels
-from fedspu.partial.chain.run import running_chain
+from fedspu.partial.chain.autograd import running_chain
+from fedspu.partial.chain.native.models import Kernels, check_kernels
 from fedspu.partial.interception import Order
 from fedspu.partial.lean import lean_forward
 from fedspu.partial.spans import Arrangement, Layout, Spans, arrange

@@ -22,7 +22,8 @@ from fedspu.partial.block_gradients import fill
 from fedspu.partial.interception import replaced_forward
 from fedspu.partial.memory_format import is_last
 from fedspu.partial.norms import LayerNormPart, NormPart, make_layer_normed
-from fedspu.partial.notes import (
+from fedspu.partial.operations import batch_normed
+from fedspu.partial.remake import (
     Remake,
     need_of,
     note,
@@ -31,7 +32,6 @@ from fedspu.partial.notes import (
     transposed,
     unpack,
 )
-from fedspu.partial.operations import batch_normed
 from fedspu.partial.spans import Span, is_same, take_span
 from fedspu.partial.weight import OPERATIONS, Arguments, How, Piece
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedspu.neurons.attention import multi_head
+from fedspu.neurons.multi_head import multi_head
 from fedspu.partial.block_gradients import (
     Convolution,
     ConvolutionPart,
@@ -22,7 +22,7 @@ from fedspu.partial.block_gradients import (
 )
 from fedspu.partial.memory_format import compact, format_of
 from fedspu.partial.norms import BatchNormPart, NormPart, make_batch_normed
-from fedspu.partial.notes import Remake, need_of, note, transposed
+from fedspu.partial.remake import Remake, need_of, note, transposed
 from fedspu.partial.spans import (
     Span,
     Spans,

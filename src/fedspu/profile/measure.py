@@ -17,7 +17,7 @@ from fedspu.errors import ModelError
 from fedspu.neurons.calls import call, undisturbed
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Neurons
-from fedspu.partial.chain.native.run import takes, why_not
+from fedspu.partial.chain.native.models import takes, why_not
 from fedspu.partial.context import partial_training, paths
 from fedspu.partial.weight import Mode, Saves
 from fedspu.profile.flops import flop_limits

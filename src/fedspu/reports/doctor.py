@@ -16,7 +16,7 @@ from fedspu import models
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.mapping import map_neurons
 from fedspu.partial.chain.native.library import find, processor
-from fedspu.partial.chain.native.run import why_not
+from fedspu.partial.chain.native.models import why_not
 from fedspu.partial.context import partial_training
 
 EXTRAS = {

@@ -15,7 +15,7 @@ from fedspu.errors import TrainingError
 from fedspu.neurons.blocks import is_finite
 from fedspu.neurons.table import Active, Neurons, State
 from fedspu.partial.chain.native.calls import Sgd, Training
-from fedspu.partial.chain.native.run import draw_key, make_training
+from fedspu.partial.chain.native.models import draw_key, make_training
 from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings
 from fedspu.tasks.task import Loss, Task, checked_loss

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedspu.partial.chain.native.run import Kernels, make_judge, takes
+from fedspu.partial.chain.native.models import Kernels, make_judge, takes
 from fedspu.tasks.task import Task, add_measured, checked_loss, value_of
 
 BATCH = 512

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedspu.partial.chain.native.calls import Values, backward, forward, make_gradients
+from fedspu.partial.chain.native.models import names_of, stages_of
 from fedspu.partial.chain.native.network import Network
 from fedspu.partial.chain.native.parts import read_parts
-from fedspu.partial.chain.native.run import names_of, stages_of
 from fedspu.partial.spans import Spans, take_spans
 
 CLASSES = 5

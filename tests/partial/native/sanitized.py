@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspu.partial.chain.native import calls, library, network, run
+from fedspu.partial.chain.native import calls, library, models, network
 from tests.partial.native.nets import (
     CLASSES,
     chains,
@@ -42,16 +42,16 @@ def everything(
     spans = parts(model, p, seed)
     native_gradients(model, spans, x, torch.randn(number, CLASSES))
     sgd = calls.Sgd(0.1, momentum=0.9, decay=0.01, clip=1.0)
-    training = run.make_training(model, spans, x, y, sgd, is_truncated=False)
+    training = models.make_training(model, spans, x, y, sgd, is_truncated=False)
     assert training is not None
     training.epoch(iter([torch.arange(number)]), 5)
-    judge = run.make_judge(model.eval(), shape)
+    judge = models.make_judge(model.eval(), shape)
     assert judge is not None
     judge(x)
 
 
 if __name__ == "__main__":
     found = library.Found(library._opened(Path(sys.argv[1])), "with sanitizers")
-    vars(network)["find"] = vars(run)["find"] = lambda: found
+    vars(network)["find"] = vars(models)["find"] = lambda: found
     everything()
     sys.stdout.write("fine")

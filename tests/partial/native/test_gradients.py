@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspu.partial.chain.native.run import stages_of
+from fedspu.partial.chain.native.models import stages_of
 from tests.partial.native.nets import (
     chains,
     distance,

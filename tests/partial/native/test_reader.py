@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu import models
-from fedspu.partial.chain.native.run import make_judge, stages_of, why_not
+from fedspu.partial.chain.native.models import make_judge, stages_of, why_not
 from fedspu.partial.chain.native.stages import NotAChainError
 from tests.partial.native.nets import distance
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.partial.chain.native.run import make_judge, why_not
+from fedspu.partial.chain.native.models import make_judge, why_not
 from tests.partial.native.nets import distance
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.partial.chain.native.calls import Sgd
-from fedspu.partial.chain.native.run import make_judge, make_training
+from fedspu.partial.chain.native.models import make_judge, make_training
 from fedspu.partial.context import partial_training, paths
 from fedspu.partial.spans import take_spans
 from tests.partial.native.nets import CLASSES, distance, examples, parts

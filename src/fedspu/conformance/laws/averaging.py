@@ -9,7 +9,7 @@ from torch import Tensor
 from fedspu.conformance.cases import Case
 from fedspu.conformance.entries import describe, differs, first_difference
 from fedspu.conformance.laws.law import Broken, law, played_to_its_end
-from fedspu.conformance.laws.turns import (
+from fedspu.conformance.recorded_turns import (
     sent_at_full_size,
     trained_entries,
     training_of,

@@ -12,7 +12,7 @@ from fedspu.conformance.entries import (
     is_active,
 )
 from fedspu.conformance.laws.law import Broken, law, played_to_its_end
-from fedspu.conformance.laws.turns import (
+from fedspu.conformance.recorded_turns import (
     are_active,
     arrived,
     bytes_at,

@@ -8,7 +8,7 @@ import torch
 from fedspu.conformance.cases import Case
 from fedspu.conformance.entries import first_difference
 from fedspu.conformance.laws.law import Broken, law, played_to_its_end
-from fedspu.conformance.laws.turns import arrived
+from fedspu.conformance.recorded_turns import arrived
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
 from fedspu.methods.method import Memory

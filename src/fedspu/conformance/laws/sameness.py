@@ -10,7 +10,7 @@ import torch
 from fedspu.conformance.cases import RESUMED, Case
 from fedspu.conformance.entries import first_difference, is_active
 from fedspu.conformance.laws.law import Broken, in_words, law, played_to_its_end
-from fedspu.conformance.laws.turns import arrived, training_of, up_of
+from fedspu.conformance.recorded_turns import arrived, training_of, up_of
 from fedspu.conformance.recording import RecordedTraining, RecordedTurn, Recording
 from fedspu.federation.messages import Reply, Request
 from fedspu.federation.plan import Plan

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fedspu.errors import ModelError
-from fedspu.neurons.attention import SlimAttention
 from fedspu.neurons.layers.kind import (
     Cut,
     LayerKind,
@@ -17,6 +16,7 @@ from fedspu.neurons.layers.kind import (
     register,
     traced_linear,
 )
+from fedspu.neurons.multi_head import SlimAttention
 
 
 @register(nn.MultiheadAttention)

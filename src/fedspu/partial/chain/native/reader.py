@@ -4,9 +4,7 @@ Whatever comes in another order than in a stage begins a new one, so any order w
 """
 
 import math
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +13,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedspu.partial.chain.find import is_in_place
+from fedspu.partial.chain.native.operations import (
+    ACTIVATIONS,
+    AVERAGE_POOL,
+    FUNCTIONS,
+    MAX_POOL,
+    METHODS,
+    is_batch_size,
+    pair,
+)
 from fedspu.partial.chain.native.stages import (
     ACT,
     ADD,
@@ -27,24 +34,19 @@ from fedspu.partial.chain.native.stages import (
     NotAChainError,
     Shape,
     Stage,
+    Value,
     padding_of,
 )
 
 
-@dataclass(frozen=True)
-class _Value:
-    """What a node of the graph gives: a stage's output, as maps or as features."""
-
-    stage: int
-    is_flat: bool
-
-
 def read_stages(traced: torch.fx.GraphModule, shape: tuple[int, ...]) -> list[Stage]:
     """The model's stages, for examples of this shape, or a NotAChainError."""
-    return _Reader(traced, shape).stages
+    return Reader(traced, shape).stages
 
 
-class _Reader:
+class Reader:
+    """Reads a graph node by node, and puts each into a stage."""
+
     def __init__(self, traced: torch.fx.GraphModule, shape: tuple[int, ...]) -> None:
         if len(shape) not in (1, 3):
             raise NotAChainError(f"examples of shape {shape}")
@@ -52,16 +54,16 @@ class _Reader:
         channels, height, width = shape if len(shape) == 3 else (*shape, 1, 1)
         self.shape: Shape = (channels, height, width)
         self.stages: list[Stage] = []
-        self.values: dict[torch.fx.Node, _Value] = {}
+        self.values: dict[torch.fx.Node, Value] = {}
         nodes = list(traced.graph.nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         if len(inputs) != 1:
             raise NotAChainError(f"{len(inputs)} inputs")
-        self.values[inputs[0]] = _Value(INPUT, len(shape) == 1)
+        self.values[inputs[0]] = Value(INPUT, len(shape) == 1)
         for node in nodes:
             if node.op == "output":
                 self._end(node.args[0])
-            elif node.op != "placeholder" and not _is_batch_size(node):
+            elif node.op != "placeholder" and not is_batch_size(node):
                 self.values[node] = self._read(node)
         self._check_stages()
 
@@ -95,7 +97,7 @@ class _Reader:
 
     # One node -------------------------------------------------------------------------
 
-    def _read(self, node: torch.fx.Node) -> _Value:
+    def _read(self, node: torch.fx.Node) -> Value:
         if is_in_place(self.traced, node):
             first = self._shown(node.args[0])
             if first.op == "placeholder" or self._num_readers(first) > 1:
@@ -104,28 +106,29 @@ class _Reader:
             layer = self.traced.get_submodule(str(node.target))
             if len(node.args) != 1 or node.kwargs:
                 raise NotAChainError(f"{node.name}, called with more than its input")
-            value = self._value(node.args[0])
-            return self._layer(layer, value, self._is_last_use(node.args[0]), node.name)
+            value = self.value(node.args[0])
+            return self._layer(layer, value, self.is_last_use(node.args[0]), node.name)
         if node.op == "get_attr":
             raise NotAChainError(f"the tensor {node.target}")
-        read = (_METHODS if node.op == "call_method" else _FUNCTIONS).get(node.target)
+        read = (METHODS if node.op == "call_method" else FUNCTIONS).get(node.target)
         if read is None:
             name = getattr(node.target, "__name__", node.target)
             raise NotAChainError(f"the operation {name}")
         return read(self, node)
 
-    def _value(self, node: Any) -> _Value:
+    def value(self, node: Any) -> Value:
+        """What a node gives."""
         if not isinstance(node, torch.fx.Node) or node not in self.values:
             raise NotAChainError(f"{node} as the input of an operation")
         return self.values[node]
 
-    def _is_last_use(self, node: Any) -> bool:
+    def is_last_use(self, node: Any) -> bool:
         """Whether nothing else reads these values, so that their stage may go on."""
         return self._num_readers(self._shown(node)) == 1
 
     def _shown(self, node: Any) -> torch.fx.Node:
         """The node whose values this one shows, perhaps in another shape."""
-        self._value(node)  # refuses what is no value
+        self.value(node)  # refuses what is no value
         while self._shows_its_input(node):
             node = node.args[0]
         found: torch.fx.Node = node
@@ -136,7 +139,7 @@ class _Reader:
         return sum(
             self._num_readers(user) if self._shows_its_input(user) else 1
             for user in node.users
-            if not _is_batch_size(user)
+            if not is_batch_size(user)
         )
 
     def _shows_its_input(self, node: torch.fx.Node) -> bool:
@@ -148,12 +151,13 @@ class _Reader:
             *(torch.flatten, torch.reshape, F.dropout),
         )
 
-    def shape_of(self, value: _Value) -> Shape:
+    def shape_of(self, value: Value) -> Shape:
+        """Channels, height and width of a value."""
         return self.shape if value.stage == INPUT else self.stages[value.stage].output
 
     # Stages ---------------------------------------------------------------------------
 
-    def _begin(self, value: _Value, **given: Any) -> int:
+    def _begin(self, value: Value, **given: Any) -> int:
         shape = self.shape_of(value)
         self.stages.append(
             Stage(**{"source": value.stage, "input": shape, "middle": shape, **given})
@@ -161,8 +165,8 @@ class _Reader:
         return len(self.stages) - 1
 
     def follow(
-        self, value: _Value, is_last_use: bool, place: int, **given: Any
-    ) -> _Value:
+        self, value: Value, is_last_use: bool, place: int, **given: Any
+    ) -> Value:
         """The value after what follows a layer; in its own stage, if that fits."""
         index = value.stage
         fits = index != INPUT and self.stages[index].reached < place and is_last_use
@@ -171,16 +175,16 @@ class _Reader:
         if not fits:
             index = self._begin(value)
         self.stages[index] = replace(self.stages[index], reached=place, **given)
-        return _Value(index, value.is_flat)
+        return Value(index, value.is_flat)
 
     def _layer(
-        self, layer: nn.Module, value: _Value, is_last_use: bool, name: str
-    ) -> _Value:
+        self, layer: nn.Module, value: Value, is_last_use: bool, name: str
+    ) -> Value:
         kind = type(layer)
         if kind is nn.Identity:
             return value
         if isinstance(layer, nn.Flatten) and _ends(layer) == (1, -1):
-            return _Value(value.stage, True)
+            return Value(value.stage, True)
         if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
             return self._convolution(layer, value)
         if isinstance(layer, nn.Linear) and kind is nn.Linear:
@@ -189,27 +193,27 @@ class _Reader:
                 raise NotAChainError(f"{name}, a linear layer on maps")
             _check_shape(layer.weight, (layer.out_features, layer.in_features))
             middle = (layer.out_features, 1, 1)
-            return _Value(self._begin(value, layer=layer, middle=middle), True)
+            return Value(self._begin(value, layer=layer, middle=middle), True)
         if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm):
             self._check_norm(layer, value, name)
             return self.follow(value, is_last_use, NORM, norm=layer)
-        found = _ACTIVATIONS.get(kind)
+        found = ACTIVATIONS.get(kind)
         if found is not None:
             return self.follow(value, is_last_use, ACT, **found(layer))
         if isinstance(layer, nn.Dropout):
             p = layer.p if layer.training else 0.0
             return self.dropout(value, is_last_use, p)
         if kind is nn.MaxPool2d:
-            given = {k: getattr(layer, k) for k in _MAX_POOL}
+            given = {k: getattr(layer, k) for k in MAX_POOL}
             return self.pool(value, is_last_use, "max", **given)
         if kind is nn.AvgPool2d:
-            given = {k: getattr(layer, k) for k in _AVERAGE_POOL}
+            given = {k: getattr(layer, k) for k in AVERAGE_POOL}
             return self.pool(value, is_last_use, "average", **given)
         if kind is nn.AdaptiveAvgPool2d:
             return self.global_average(value, is_last_use, layer.output_size)
         raise NotAChainError(f"{name}, a {kind.__name__}")
 
-    def _convolution(self, layer: nn.Conv2d, value: _Value) -> _Value:
+    def _convolution(self, layer: nn.Conv2d, value: Value) -> Value:
         if layer.groups != 1 or layer.padding_mode != "zeros" or value.is_flat:
             raise NotAChainError("a convolution with groups or other padding")
         channels, height, width = self.shape_of(value)
@@ -234,9 +238,9 @@ class _Reader:
         if min(size) < 1:
             raise NotAChainError("an image smaller than the kernel")
         middle = (layer.out_channels, size[0], size[1])
-        return _Value(self._begin(value, layer=layer, middle=middle), False)
+        return Value(self._begin(value, layer=layer, middle=middle), False)
 
-    def _check_norm(self, norm: Any, value: _Value, name: str) -> None:
+    def _check_norm(self, norm: Any, value: Value, name: str) -> None:
         channels, *size = self.shape_of(value)
         if isinstance(norm, nn.GroupNorm):
             is_usual = norm.num_channels == channels
@@ -254,7 +258,8 @@ class _Reader:
 
     # What functions share with layers -------------------------------------------------
 
-    def dropout(self, value: _Value, is_last_use: bool, p: float) -> _Value:
+    def dropout(self, value: Value, is_last_use: bool, p: float) -> Value:
+        """The value after dropout."""
         if p == 0:
             return value
         if p >= 1:
@@ -263,7 +268,7 @@ class _Reader:
 
     def pool(
         self,
-        value: _Value,
+        value: Value,
         is_last_use: bool,
         kind: str,
         kernel_size: Any = None,
@@ -274,30 +279,33 @@ class _Reader:
         return_indices: bool = False,
         divisor_override: Any = None,
         count_include_pad: bool = True,
-    ) -> _Value:
-        window, step = _pair(kernel_size), _pair(stride or kernel_size)
+    ) -> Value:
+        """The value after a pool; its arguments are those of PyTorch."""
+        window, step = pair(kernel_size), pair(stride or kernel_size)
         _, height, width = self.shape_of(value)
-        is_usual = window == step and _pair(padding) == (0, 0)
-        is_usual &= _pair(dilation) == (1, 1) and not ceil_mode
+        is_usual = window == step and pair(padding) == (0, 0)
+        is_usual &= pair(dilation) == (1, 1) and not ceil_mode
         is_usual &= not return_indices and divisor_override is None
         is_usual &= not value.is_flat and window[0] <= height and window[1] <= width
         if not is_usual:
             raise NotAChainError("a pool with overlapping or padded windows")
         return self.follow(value, is_last_use, POOL, pool=kind, window=window)
 
-    def global_average(self, value: _Value, is_last_use: bool, size: Any) -> _Value:
-        if _pair(size) != (1, 1) or value.is_flat:
+    def global_average(self, value: Value, is_last_use: bool, size: Any) -> Value:
+        """The value after an average over whole maps."""
+        if pair(size) != (1, 1) or value.is_flat:
             raise NotAChainError("an adaptive pool to more than one pixel")
         _, height, width = self.shape_of(value)
         return self.pool(value, is_last_use, "average", (height, width))
 
-    def add(self, one: _Value, other: _Value, is_last_use: bool) -> _Value:
+    def add(self, one: Value, other: Value, is_last_use: bool) -> Value:
+        """The sum of two values."""
         if self.shape_of(one) != self.shape_of(other) or one.is_flat != other.is_flat:
             raise NotAChainError("a sum of different shapes")
         first, last = sorted((one, other), key=lambda value: value.stage)
         if first.stage == INPUT:  # a stage that only copies it
             self._begin(first)
-            first, last = last, _Value(len(self.stages) - 1, first.is_flat)
+            first, last = last, Value(len(self.stages) - 1, first.is_flat)
             if first.stage == INPUT:
                 raise NotAChainError("a sum of the input and itself")
         if first.stage == last.stage:
@@ -312,170 +320,3 @@ def _check_shape(weight: torch.Tensor, shape: tuple[int, ...]) -> None:
 
 def _ends(layer: nn.Flatten) -> tuple[int, int]:
     return layer.start_dim, layer.end_dim
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return value[0], value[1]
-    raise NotAChainError(f"a size of {value!r}")
-
-
-def _is_batch_size(node: torch.fx.Node) -> bool:
-    """Whether a node is ``x.size(0)``, or ``x.shape[0]`` on the way to it."""
-    if node.op == "call_method" and node.target == "size":
-        return node.args[1:] == (0,)
-    if node.op == "call_function" and node.target is getattr:
-        return node.args[1:] == ("shape",) and all(map(_is_batch_size, node.users))
-    if node.op == "call_function" and node.target is operator.getitem:
-        source = node.args[0]
-        is_shape = isinstance(source, torch.fx.Node) and source.target is getattr
-        return is_shape and node.args[1:] == (0,)
-    return False
-
-
-# Activations --------------------------------------------------------------------------
-
-_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
-    nn.ReLU: lambda layer: {"act": "relu"},
-    nn.Tanh: lambda layer: {"act": "tanh"},
-    nn.LeakyReLU: lambda layer: {"act": "leaky", "slope": layer.negative_slope},
-    nn.GELU: lambda layer: {"act": _gelu(layer.approximate)},
-}
-_MAX_POOL = (
-    *("kernel_size", "stride", "padding", "dilation"),
-    *("ceil_mode", "return_indices"),
-)
-_AVERAGE_POOL = ("kernel_size", "stride", "padding", "ceil_mode", "divisor_override")
-
-
-def _gelu(approximate: str) -> str:
-    return "gelu" if approximate == "none" else "gelu_tanh"
-
-
-# Functions ----------------------------------------------------------------------------
-
-_Read = Callable[[_Reader, torch.fx.Node], _Value]
-
-
-def _bound(node: torch.fx.Node, *names: str) -> dict[str, Any]:
-    """The arguments of a call by name; ``inplace`` makes no difference."""
-    if len(node.args) > len(names) or any(name not in names for name in node.kwargs):
-        raise NotAChainError(f"{node.name}, called in another way")
-    found = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    found.pop("inplace", None)
-    return found
-
-
-def _activation(*names: str, make: Callable[..., dict[str, Any]]) -> _Read:
-    def read(reader: _Reader, node: torch.fx.Node) -> _Value:
-        found = _bound(node, "input", *names)
-        source = found.pop("input")
-        value, is_last = reader._value(source), reader._is_last_use(source)
-        return reader.follow(value, is_last, ACT, **make(**found))
-
-    return read
-
-
-def _pooled(kind: str, *names: str) -> _Read:
-    def read(reader: _Reader, node: torch.fx.Node) -> _Value:
-        found = _bound(node, "input", *names)
-        source = found.pop("input")
-        value, is_last = reader._value(source), reader._is_last_use(source)
-        return reader.pool(value, is_last, kind, **found)
-
-    return read
-
-
-def _adaptive(reader: _Reader, node: torch.fx.Node) -> _Value:
-    found = _bound(node, "input", "output_size")
-    value, is_last = reader._value(found["input"]), reader._is_last_use(found["input"])
-    return reader.global_average(value, is_last, found["output_size"])
-
-
-def _mean(reader: _Reader, node: torch.fx.Node) -> _Value:
-    found = _bound(node, "input", "dim", "keepdim")
-    dims = found.get("dim")
-    if not isinstance(dims, list | tuple) or tuple(dims) not in ((2, 3), (-2, -1)):
-        raise NotAChainError("a mean over other axes than height and width")
-    value, is_last = reader._value(found["input"]), reader._is_last_use(found["input"])
-    value = reader.global_average(value, is_last, 1)
-    return _Value(value.stage, not found.get("keepdim", False))
-
-
-def _dropped(reader: _Reader, node: torch.fx.Node) -> _Value:
-    found = _bound(node, "input", "p", "training", "inplace")
-    p = found.get("p", 0.5) if found.get("training", True) else 0.0
-    value, is_last = reader._value(found["input"]), reader._is_last_use(found["input"])
-    return reader.dropout(value, is_last, p)
-
-
-def _flattened(reader: _Reader, node: torch.fx.Node) -> _Value:
-    found = _bound(node, "input", "start_dim", "end_dim")
-    if (found.get("start_dim", 0), found.get("end_dim", -1)) != (1, -1):
-        raise NotAChainError("a flatten of other axes")
-    return _Value(reader._value(found["input"]).stage, True)
-
-
-def _viewed(reader: _Reader, node: torch.fx.Node) -> _Value:
-    """``x.view(len(x), -1)``, with the numbers written in any of the usual ways."""
-    source, *size = node.args
-    if len(size) == 1 and isinstance(size[0], list | tuple):
-        size = list(size[0])
-    value = reader._value(source)
-    features = math.prod(reader.shape_of(value))
-    is_batch = len(size) == 2 and (
-        (isinstance(size[0], torch.fx.Node) and _is_batch_size(size[0]))
-        or size == [-1, features]
-    )
-    if not is_batch or size[1] not in (-1, features) or node.kwargs:
-        raise NotAChainError("a view of another shape")
-    return _Value(value.stage, True)
-
-
-def _added(reader: _Reader, node: torch.fx.Node) -> _Value:
-    found = _bound(node, "input", "other")
-    one, other = found["input"], found["other"]
-    later = max(one, other, key=lambda node: reader._value(node).stage)
-    return reader.add(
-        reader._value(one), reader._value(other), reader._is_last_use(later)
-    )
-
-
-_relu = _activation("inplace", make=lambda: {"act": "relu"})
-_tanh = _activation(make=lambda: {"act": "tanh"})
-_max_pool = _pooled("max", *_MAX_POOL)
-
-_FUNCTIONS: dict[Any, _Read] = {
-    **dict.fromkeys((F.relu, F.relu_, torch.relu, torch.relu_), _relu),
-    **dict.fromkeys((F.tanh, torch.tanh, torch.tanh_), _tanh),
-    F.gelu: _activation(
-        "approximate", make=lambda approximate="none": {"act": _gelu(approximate)}
-    ),
-    F.leaky_relu: _activation(
-        "negative_slope",
-        "inplace",
-        make=lambda negative_slope=0.01: {"act": "leaky", "slope": negative_slope},
-    ),
-    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _max_pool),
-    F.avg_pool2d: _pooled(
-        *("average", "kernel_size", "stride", "padding", "ceil_mode"),
-        *("count_include_pad", "divisor_override"),
-    ),
-    F.adaptive_avg_pool2d: _adaptive,
-    torch.mean: _mean,
-    F.dropout: _dropped,
-    torch.flatten: _flattened,
-    torch.reshape: _viewed,
-    **dict.fromkeys((torch.add, operator.add, operator.iadd), _added),
-}
-
-_METHODS: dict[Any, _Read] = {
-    **dict.fromkeys(("relu", "relu_"), _relu),
-    **dict.fromkeys(("tanh", "tanh_"), _tanh),
-    **dict.fromkeys(("add", "add_"), _added),
-    **dict.fromkeys(("view", "reshape"), _viewed),
-    "mean": _mean,
-    "flatten": _flattened,
-}

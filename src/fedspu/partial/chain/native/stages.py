@@ -50,6 +50,14 @@ class Stage:
         return channels, height // self.window[0], width // self.window[1]
 
 
+@dataclass(frozen=True)
+class Value:
+    """What a node of the graph gives: a stage's output, as maps or as features."""
+
+    stage: int
+    is_flat: bool
+
+
 def padding_of(layer: nn.Conv2d) -> tuple[int, int]:
     """The padding of a convolution, as numbers."""
     if layer.padding == "valid":

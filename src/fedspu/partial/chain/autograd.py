@@ -20,13 +20,13 @@ from torch.autograd.function import once_differentiable
 from fedspu.partial.block_gradients import Convolution
 from fedspu.partial.chain.find import Link, find_chain, is_watched
 from fedspu.partial.chain.native.library import find
-from fedspu.partial.chain.native.run import Kernels, NativeForward
+from fedspu.partial.chain.native.models import Kernels, NativeForward
 from fedspu.partial.chain.native.stages import NotAChainError
 from fedspu.partial.chain.pooling import halves, pool, unpool
 from fedspu.partial.interception import replaced_forward
 from fedspu.partial.memory_format import usual_forward
 from fedspu.partial.norms import batch_norm_back, batch_norm_back_, centre, track
-from fedspu.partial.notes import pack, unpack
+from fedspu.partial.remake import pack, unpack
 from fedspu.partial.spans import (
     Span,
     Spans,

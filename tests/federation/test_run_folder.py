@@ -17,9 +17,9 @@ from fedspu import runs
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation import client_memory as memory_module
-from fedspu.federation.folder import RunFolder
 from fedspu.federation.messages import Request, TrainReply
 from fedspu.federation.rounds import Answer, Cost, Round, Scores
+from fedspu.federation.run_folder import RunFolder
 from fedspu.federation.saved_run import SavedRun
 from fedspu.federation.server import Federation
 from fedspu.methods import make_method
@@ -576,6 +576,7 @@ def test_a_resumed_run_steps_by_the_means_of_the_one_interrupted(
     assert folder_content(path) == expected
 
 
+@pytest.mark.filterwarnings("ignore:1 of clients")
 def test_a_refused_turn_is_recorded_and_leaves_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,9 @@ def test_a_module_that_lacks_something_is_not_called_missing(here: Path) -> None
         models.find("my_nets:build")
 
 
-def test_a_mistake_inside_a_model_of_one_s_own_shows_as_it_is(here: Path) -> None:
+def test_a_mistake_inside_a_model_of_one_s_own_says_where_it_is(here: Path) -> None:
     write(here, "def build(): return 1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
+    said = r"it raised ZeroDivisionError: .* \(my_nets\.py, line 1\)"
+    with pytest.raises(ModelError, match=said) as found:
         models.build("my_nets:build", 10)
+    assert isinstance(found.value.__cause__, ZeroDivisionError)

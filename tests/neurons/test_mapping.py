@@ -826,6 +826,33 @@ def test_a_hidden_layer_that_is_returned_too_is_always_active() -> None:
     assert "fc1.weight" in neurons.fixed[0].tensors
 
 
+class Bottleneck(nn.Module):
+    """Features are added to themselves in reverse, then pass single ReLU neurons."""
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(4, width), nn.Linear(width, 1)
+        self.more = nn.ModuleList(nn.Linear(1, 1) for _ in range(number))
+        self.out = nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.wide(x)
+        narrow = torch.relu(self.narrow(wide + 2 * wide.flip(-1)))
+        for layer in self.more:
+            narrow = torch.relu(layer(narrow))
+        scores: Tensor = self.out(narrow)
+        return scores
+
+
+@pytest.mark.filterwarnings("ignore::fedspu.neurons.mapping.NeuronWarning")
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("width", [6, 8, 10])
+def test_silence_does_not_count_as_proof(width: int, number: int) -> None:
+    """The ReLUs pass nothing in most trials; then a wrong table changes nothing."""
+    neurons = map_neurons(Bottleneck(width, number), torch.randn(2, 4))
+    assert "wide" not in [group.name for group in neurons.groups]
+
+
 def test_values_that_overflow_do_not_count_as_proof() -> None:
     # Exponentials of exponentials: with random weights the output is not finite.
     def burst(self: Any, x: Tensor) -> Tensor:

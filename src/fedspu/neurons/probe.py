@@ -73,6 +73,30 @@ class Probe:
             if b.numel()
         )
 
+    def gradients(self) -> dict[str, Tensor] | None:
+        """How the output, in a random direction, depends on each parameter.
+
+        None if the model has no backward pass here.
+        """
+        parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
+        floats = {n: p for n, p in parameters.items() if p.is_floating_point()}
+        for parameter in floats.values():
+            parameter.requires_grad_()
+        try:
+            outputs = flat_tensors(call(self.model, self.example))
+            rng = torch.Generator().manual_seed(0)
+            total = sum(
+                (out * torch.randn(out.shape, generator=rng).to(out)).sum()
+                for out in outputs
+                if out.requires_grad
+            )
+            if not isinstance(total, Tensor):
+                return None
+            found = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
+        except Exception:  # the user's own code
+            return None
+        return {n: g for n, g in zip(floats, found, strict=True) if g is not None}
+
     def unreached(self) -> tuple[str, ...]:
         """Parameters that the output does not depend on, according to autograd."""
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}

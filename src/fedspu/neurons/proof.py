@@ -25,6 +25,10 @@ from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
 NUM_TRIALS = 3
 """Each has new random weights; a neuron can be silent in one, but hardly in all."""
 
+MOST_TRIALS = 12
+"""A trial in which most neurons of a group are silent proves little about it: then
+there are more, up to this many. A group that is heard less than twice is not proved."""
+
 MAX_RUNS_OF_ONE_GROUP = 300
 """The model is run at most this often for a group; then the group is given up."""
 
@@ -43,10 +47,18 @@ def prove(
     """
     rng = np.random.default_rng(0)
     doubtful: dict[str, NeuronGroup] = {}
-    for trial in range(NUM_TRIALS):
-        if not probe.shake(trial):
-            return [], groups
+    heard = dict.fromkeys((group.name for group in groups), 0)
+    for trial in range(MOST_TRIALS):
         left = [group for group in groups if group.name not in doubtful]
+        if trial >= NUM_TRIALS:
+            left = [group for group in left if heard[group.name] < NUM_TRIALS]
+            if not left or not probe.shake(trial):
+                break
+        elif not probe.shake(trial):
+            return [], groups
+        gradients = probe.gradients()
+        for group in left:
+            heard[group.name] += _is_heard(probe, group, gradients)
         cycles = {group.name: _cycle(group.size, rng) for group in left}
         for orders in (cycles, {name: _exchange(c) for name, c in cycles.items()}):
             if not survives(probe, left, orders):
@@ -56,6 +68,7 @@ def prove(
         for group in left:
             if group.size == 2 and not _is_read_in_place(probe, group, readers):
                 doubtful[group.name] = group
+    doubtful |= {group.name: group for group in groups if heard[group.name] < 2}
     aligned = _aligned(probe, [g for g in doubtful.values() if g.size > 2])
     right = [
         replace(g, permutable=False, slim=False) if g.name in doubtful else g
@@ -63,6 +76,33 @@ def prove(
         if g.name not in doubtful or g.name in aligned
     ]
     return right, [g for g in doubtful.values() if g.name not in aligned]
+
+
+def _is_heard(
+    probe: Probe, group: NeuronGroup, gradients: dict[str, Tensor] | None
+) -> bool:
+    """Whether the output depends on at least a quarter of a group's neurons now."""
+    if gradients is None:
+        return True
+    is_heard = torch.zeros(group.size, dtype=torch.bool)
+    for axis in group.axes:
+        if axis.tensor in gradients:
+            moved = (gradients[axis.tensor] != 0).movedim(axis.dim, 0)
+            moved = moved.reshape(len(moved), -1).any(1)
+            is_heard |= moved.cpu()[axis.positions(group.size)].any(1)
+    if not bool(is_heard.any()):  # gradients do not tell all: a value may be rounded
+        return _moves_the_output(probe, group)
+    return 4 * int(is_heard.sum()) >= group.size
+
+
+def _moves_the_output(probe: Probe, group: NeuronGroup) -> bool:
+    """Whether the output changes if neurons are reordered along all axes but one."""
+    before, order = _values(probe, [group]), np.roll(np.arange(group.size), 1)
+    for axis in group.axes[:-1]:
+        _reorder(probe, axis, order)
+    moves = not probe.is_unchanged()
+    _restore(probe, before)
+    return moves
 
 
 def _cycle(size: int, rng: np.random.Generator) -> np.ndarray:
@@ -148,12 +188,18 @@ def _is_read_in_place(
 
 def _aligned(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
     """Names of the groups in which each neuron may change places with a neighbour."""
-    left = groups
-    for trial in range(NUM_TRIALS):
-        if left and not probe.shake(trial):
-            return set()
-        left = [group for group in left if _Neighbours(probe, group).ok()]
-    return {group.name for group in left}
+    left, heard = groups, dict.fromkeys((group.name for group in groups), 0)
+    for trial in range(MOST_TRIALS):
+        open_ = [group for group in left if heard[group.name] < NUM_TRIALS]
+        if not open_ or not probe.shake(trial):
+            break
+        gradients = probe.gradients()
+        for group in open_:
+            if _is_heard(probe, group, gradients):
+                heard[group.name] += 1
+                if not _Neighbours(probe, group).ok():
+                    left = [other for other in left if other is not group]
+    return {group.name for group in left if heard[group.name] == NUM_TRIALS}
 
 
 class _Neighbours:

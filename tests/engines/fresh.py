@@ -18,7 +18,6 @@ from fedspu.data.examples import DividedData
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.messages import (
-    Packet,
     Request,
     pack_request,
     pack_state,
@@ -40,26 +39,28 @@ class FreshEngine:
         for client in range(plan.num_clients):
             (folder / f"{client}/shelf").mkdir(parents=True)
             (folder / f"{client}/plan").write_bytes(pickle.dumps(plan))
-            own = {name: examples.part(client, name) for name in PARTS}
+            own = {n: examples.part(client, n) for n in ("train", "val", "test")}
             torch.save(own, folder / f"{client}/examples")
 
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
     ) -> Iterator[tuple[int, Answer]]:
-        state = b"" if broadcast is None else pack_state(self.plan, broadcast)
+        state = b"" if broadcast is None else bytes(pack_state(self.plan, broadcast))
         asked = {k: pack_request(self.plan, request) for k, request in requests.items()}
-        running = {k: self._begin(k) for k in asked}
+        running = {client: self._begin(client) for client in asked}
         for client, down in asked.items():
-            text, _ = running[client].communicate(written(down, state))
-            up, _ = read(text)
+            said, _ = running[client].communicate(pickle.dumps((down, state)))
+            up = pickle.loads(said)
             reply = unpack_reply(self.plan, requests[client], up)
             yield client, Answer(reply, Cost.of(down, up))
 
-    def _begin(self, client: int) -> subprocess.Popen[str]:
+    def _begin(self, client: int) -> subprocess.Popen[bytes]:
+        places = (Path(__file__).parents[2] / name for name in (".", "src"))
+        path = os.pathsep.join(map(str, places))
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = [sys.executable, "-m", __name__, str(self.folder / str(client))]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PLACES}
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env)
 
     def close(self) -> None:
         pass
@@ -72,32 +73,15 @@ class OwnExamples(dict[str, tuple[Tensor, Tensor]]):
         return self[name]
 
 
-PARTS = ("train", "val", "test")
-PLACES = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in (".", "src"))
-
-
-def written(packet: Packet, *more: bytes) -> str:
-    """The bytes of a message as a line each."""
-    parts = (packet.header, packet.positions, packet.values, packet.initial, *more)
-    return "\n".join(part.hex() for part in parts)
-
-
-def read(text: str) -> tuple[Packet, bytes]:
-    """The message again, and what else came."""
-    parts = [bytes.fromhex(line) for line in text.split("\n")]
-    header, positions, values, initial, *more = parts
-    return Packet(header, positions, values, initial), b"".join(more)
-
-
 def main(folder: Path) -> None:
     """The client's side: one message in, one out."""
     torch.set_num_threads(1)
     plan: Plan = pickle.loads((folder / "plan").read_bytes())
     examples = OwnExamples(torch.load(folder / "examples"))
     client = Client(plan, examples, Shelf(folder / "shelf"), torch.device("cpu"))
-    down, state = read(sys.stdin.read())
-    broadcast = unpack_state(plan, state) if state else None
-    sys.stdout.write(written(client.answer(down, broadcast)))
+    down, state = pickle.load(sys.stdin.buffer)
+    up = client.answer(down, unpack_state(plan, state) if state else None)
+    sys.stdout.buffer.write(pickle.dumps(up))
 
 
 if __name__ == "__main__":

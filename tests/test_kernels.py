@@ -31,7 +31,7 @@ def play(out: Path | None = None, **given: Any) -> fedspu.Run:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a compiler."""
-    for place in ("library", "run", "network"):
+    for place in ("library", "models", "network"):
         module = f"fedspu.partial.chain.native.{place}.find"
         monkeypatch.setattr(module, lambda: Found(None, "no C++ compiler was found"))
     monkeypatch.setattr(

@@ -180,9 +180,7 @@ class Convolution:
         if self._is_pointwise(shape, weight.shape) and not is_last(grad):
             found = torch.matmul(weight.flatten(1).t(), grad.flatten(2))
             return found.view(shape)
-        # Only its shape and memory format are read.
-        is_usual = not is_last(grad)
-        like = grad.new_empty(1).expand(shape) if is_usual else empty(shape, like=grad)
+        like = _of_shape(shape, grad)
         found = torch.ops.aten.convolution_backward(
             grad, like, weight, None, *self._numbers(groups), [True, False, False]
         )[0]
@@ -250,6 +248,22 @@ class Convolution:
             self.output_padding,
             groups,
         )
+
+
+def _of_shape(shape: torch.Size, like: Tensor) -> Tensor:
+    """A tensor of which only the shape and the memory format are read.
+
+    It takes no memory of its own if it can lie where another one is.
+    """
+    if not is_last(like):
+        return like.new_empty(1).expand(shape)
+    _, channels, height, width = shape
+    if like.is_contiguous(memory_format=torch.channels_last) and (
+        like.numel() >= shape.numel()
+    ):
+        strides = (height * width * channels, 1, width * channels, channels)
+        return like.as_strided(shape, strides)
+    return empty(shape, like)
 
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:

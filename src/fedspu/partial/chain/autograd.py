@@ -58,7 +58,8 @@ def running_chain(
     """
     native = _native(model, spans, trainable, how, kernels)
     stages = _stages(model, find_chain(model), spans, list(trainable), how)
-    usual = usual_forward(model, num_hooks)
+    # In the faster memory format, a lean step would need more memory at its peak.
+    usual = None if how.is_lean else usual_forward(model, num_hooks)
     if native is None and not stages:
         with replaced_forward(model, usual) if usual else nullcontext():
             yield

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 
 from fedspu.partial.block_gradients import fill
 from fedspu.partial.interception import replaced_forward
-from fedspu.partial.memory_format import is_last
 from fedspu.partial.norms import LayerNormPart, NormPart, make_layer_normed
 from fedspu.partial.operations import batch_normed
 from fedspu.partial.remake import (
@@ -136,15 +135,14 @@ class _Clamp(torch.autograd.Function):
         mask = seen > low
         if high != float("inf"):
             mask &= seen < high
-        ctx.is_last = is_last(mask)
-        ctx.save_for_backward(pack(mask, ctx.is_last))
+        ctx.save_for_backward(pack(mask))
         ctx.need, ctx.kept_shape, ctx.shape = need, mask.shape, x.shape
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        mask = unpack(ctx.saved_tensors[0], ctx.kept_shape, ctx.is_last)
+        mask = unpack(ctx.saved_tensors[0], ctx.kept_shape)
         grad = take_span(grad, 1, ctx.need) * mask
         return fill(grad, 1, ctx.need, ctx.shape), None, None, None, None
 

@@ -92,24 +92,17 @@ def _make_transposed(
     return make(span, order[dim], *kept).permute(order)
 
 
-def pack(mask: Tensor, is_last: bool = False) -> Tensor:
-    """The mask as bits; unchanged on devices where it cannot be packed.
-
-    ``is_last``: its channels lie side by side, so bits are in this order too.
-    """
+def pack(mask: Tensor) -> Tensor:
+    """The mask as bits; unchanged on devices where it cannot be packed."""
     if mask.device.type != "cpu":
         return mask
-    values = mask.permute(0, 2, 3, 1) if is_last else mask
-    return torch.from_numpy(np.packbits(values.numpy()))
+    return torch.from_numpy(np.packbits(mask.numpy()))
 
 
-def unpack(bits: Tensor, shape: tuple[int, ...], is_last: bool = False) -> Tensor:
+def unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The mask of this shape that was packed."""
     if bits.dtype == torch.bool:
         return bits
     count = int(np.prod(shape))
-    values = torch.from_numpy(np.unpackbits(bits.numpy(), count=count).view(bool))
-    if is_last:
-        n, channels, height, width = shape
-        return values.view(n, height, width, channels).permute(0, 3, 1, 2)
-    return values.view(shape)
+    values = np.unpackbits(bits.numpy(), count=count)
+    return torch.from_numpy(values.view(bool)).view(shape)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedspu
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.client import Client
-from fedspu.federation.saved_run import SavedRun
+from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods import Entry, all_methods
 from fedspu.methods.method import ClientRound, Method, Offer
 from fedspu.resolve import resolve

@@ -125,12 +125,29 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(
     assert [file.name for file in cell.iterdir()] == ["notes.txt"]
 
 
-def test_a_damaged_summary_is_named(tmp_path: Path, given: dict[str, Any]) -> None:
-    compare(given, ["local"], [1.0], [0], tmp_path / "out")
+def test_a_damaged_summary_is_noticed_and_made_again(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    before = compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    file = tmp_path / "out" / Cell("local", 1.0, 0).name / "summary.json"
+    text = file.read_text()
+    file.write_text(text.replace('"personal_accuracy": 0.', '"personal_accuracy": 1.'))
+    with pytest.warns(UserWarning, match=r"summary.json is damaged"):
+        after = compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    assert after[0]["personal_accuracy"] == before[0]["personal_accuracy"]
+
+
+def test_a_comparison_that_was_killed_before_its_first_save_begins_again(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
     cell = tmp_path / "out" / Cell("local", 1.0, 0).name
-    (cell / "summary.json").write_text("{")
-    with pytest.raises(StorageError, match=str(cell)):
-        compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    (cell / "checkpoint").mkdir(parents=True)
+    (cell / ".lock").touch()
+    (cell / "settings.toml").write_text("seed = 1")
+    (cell / "checkpoint/plan.json.part").write_text("{")
+    compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    assert (cell / "summary.json").exists()
+    assert not list(cell.rglob("*.part"))
 
 
 def test_a_table_that_cannot_be_written_is_a_storage_error(

@@ -6,6 +6,7 @@ FedSPUError
 ├── ModelError         a model: its shape, its neurons, its output
 ├── TrainingError      local training went wrong: the loss is not a number
 └── StorageError       a run folder: in use, missing, unreadable, disk full
+    └── DamagedError   a file of it is missing, or is not what was saved
 
 The command line prints one of these as a single line and exits with 2.
 """
@@ -38,3 +39,7 @@ class TrainingError(FedSPUError):
 
 class StorageError(FedSPUError):
     """A run folder cannot be read or written."""
+
+
+class DamagedError(StorageError):
+    """A file of a run folder is missing, or is not what was saved."""

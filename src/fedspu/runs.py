@@ -26,16 +26,22 @@ from fedspu.engines.machine import (
     one_thread,
     peak_rss_bytes,
 )
-from fedspu.errors import DataError, SettingsError
+from fedspu.errors import DataError, SettingsError, StorageError
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.plan import Build, Plan, Sample, check_choices, make_plan
-from fedspu.federation.plan_file import check_settings, describe_plan, restore_plan
+from fedspu.federation.plan_file import (
+    check_fits,
+    check_settings,
+    describe_plan,
+    restore_plan,
+)
 from fedspu.federation.record import Clock, record_round, summarise
 from fedspu.federation.rounds import Round, Scores, drop_old_memories, play
-from fedspu.federation.run_folder import RunFolder
-from fedspu.federation.saved_run import Checkpoint, SavedRun
 from fedspu.federation.server import Federation
+from fedspu.federation.storage.run_folder import RunFolder
+from fedspu.federation.storage.saved_index import SETTINGS
+from fedspu.federation.storage.saved_run import Checkpoint, SavedRun, last_whole
 from fedspu.methods import make_method
 from fedspu.methods.method import Memory, Method, Which
 from fedspu.neurons.calls import undisturbed
@@ -133,6 +139,7 @@ def simulate(
         plan.initial,
         _fingerprint(prepared.examples.data),
         cache,
+        plan.settings.store.durable,
     )
     try:
         return _play(prepared, begin, folder.shelf, folder, watch)
@@ -153,25 +160,35 @@ def resume(
     task: Task | None = None,
     watch: Watch | None = None,
     workers: int | None = None,
+    rounds: int | None = None,
+    trust: bool = False,
 ) -> Run:
     """Resume an interrupted run; it ends with the same bits as one never interrupted.
 
     Whatever was given to ``simulate`` in Python must be given again. Another number of
-    ``workers`` changes only the time.
+    ``workers`` changes only the time. ``rounds``: play more rounds than were asked for
+    at first. Code that the run's settings name is imported only with ``trust``.
     """
     path = Path(run_dir)
     folder = RunFolder.open(path)
     try:
-        found = read_toml(path / "settings.toml")
-        check_settings(path, SavedRun(path).plan_text(), found)
-        settings = {**found, "out": str(path)}
+        saved = folder.saved
+        given = {"model": model, "method.name": method, "task": task}
+        settings = _settings_of(saved, given, trust, "rounds" if rounds else "")
+        settings["out"] = str(path)
         if workers is not None:
             settings["workers"] = workers
+        if rounds is not None:
+            settings["rounds"] = _more(rounds, saved.index.settings)
         prepared = prepare(settings, model=model, data=data, method=method, task=task)
         plan = prepared.plan
         folder.shelf.cache = 1e6 * plan.settings.store.cache
+        folder.durable = plan.settings.store.durable
         folder.check_same(plan.initial, _fingerprint(prepared.examples.data))
-        start = SavedRun(path).checkpoint()
+        start = saved.checkpoint()
+        check_fits(path, plan, start)
+        if rounds is not None:
+            folder.extend(plan.settings.to_toml())
         return _play(prepared, start, folder.shelf, folder, watch)
     finally:
         folder.close()
@@ -185,42 +202,86 @@ def load_personal(
     *,
     method: Method | None = None,
     task: Task | None = None,
+    trust: bool = False,
 ) -> nn.Module:
     """The model that a client of a saved run would use now, ready, in eval mode.
 
     ``build`` makes the model; leave it out if fedspu can find the model by its name.
     ``data`` are the arrays that the run was given, if any; they are only needed for
     methods that use a client's examples to make its model ready. A ``method`` or
-    ``task`` that was given to ``simulate`` in Python must be given again.
+    ``task`` that was given to ``simulate`` in Python must be given again. Code that the
+    run's settings name is imported only with ``trust``.
     """
-    saved = SavedRun(Path(run_dir))
-    found = dict(flatten(read_toml(saved.path / "settings.toml")))
-    check_settings(saved.path, saved.plan_text(), found)
+
+    def read(saved: SavedRun) -> tuple[SavedRun, str, State, Checkpoint, Memory]:
+        text, initial = saved.plan_text(), saved.initial()
+        return saved, text, initial, saved.checkpoint(), saved.memory(client)
+
+    saved, text, initial, last, memory = last_whole(Path(run_dir), read)
+    given = {"model": build, "method.name": method, "task": task}
+    found = dict(flatten(_settings_of(saved, given, trust)))
     found["train.kernels"] = "auto"  # its models can be used anywhere
     settings, method, task = _choose(found, build, data, method, task)
-    plan = restore_plan(
-        saved.path,
-        saved.plan_text(),
-        settings,
-        method,
-        task,
-        build,
-        saved.initial(),
-    )
+    plan = restore_plan(saved.path, text, settings, method, task, build, initial)
     check_client(client, plan)
+    check_fits(saved.path, plan, last)
     examples: Examples = NoExamples()
     if method.ready is not None:
         examples = divide(settings, _dataset(settings, data, task), task)
-    federation = saved.checkpoint().federation
+    federation = last.federation
     return ready_model(
         plan,
         examples,
         federation.round,
         client,
-        saved.memory(client),
+        memory,
         federation.global_state,
         "personal",
     )
+
+
+def _settings_of(
+    saved: SavedRun, given: Mapping[str, Any], trust: bool, but: str = ""
+) -> dict[str, Any]:
+    """The settings of a saved run; refuses edited ones, ``but`` this one.
+
+    ``given`` is what was given in Python, by the setting that names it.
+    """
+    file = saved.path / SETTINGS
+    found: dict[str, Any] = {**saved.index.settings}
+    if file.exists():
+        try:
+            found = read_toml(file)
+        except SettingsError as error:
+            raise StorageError(
+                f"{error}; delete it to go on with what the run began with"
+            ) from None
+        check_settings(saved.path, saved.index.settings, found, but)
+    else:
+        warnings.warn(f"{file} is missing; using a copy of it", stacklevel=3)
+    for name, place in saved.names_code.items():
+        if given[name] is None and not trust:
+            raise SettingsError(
+                f"{saved.path} names code of its own ({name} = {place!r}), which would "
+                "be run; if you trust it, add --trust (in Python: trust=True)"
+            )
+    return found
+
+
+def _more(rounds: int, settings: Mapping[str, Any]) -> int:
+    """More rounds than a run has; warns if that changes the rounds to come."""
+    if not isinstance(rounds, int) or rounds <= settings["rounds"]:
+        raise SettingsError(
+            f"--rounds {rounds}: expected more than the run's {settings['rounds']}"
+        )
+    flat = dict(flatten(settings))
+    if flat.get("train.schedule") == "cosine" and "train.schedule_rounds" not in flat:
+        warnings.warn(
+            f"the learning rate falls until the last round, which is now {rounds}: "
+            "this is not the run that would have begun with so many rounds",
+            stacklevel=3,
+        )
+    return rounds
 
 
 # Getting ready ------------------------------------------------------------------------
@@ -365,7 +426,7 @@ def _play(
     watch: Watch | None,
 ) -> Run:
     plan, examples = prepared.plan, prepared.examples
-    saved = SavedRun(folder.path) if folder else None
+    saved = folder.saved if folder else None
     rounds = saved.lines("rounds.jsonl") if saved else []
     times = saved.lines("times.jsonl") if saved else []
     forget_peak()

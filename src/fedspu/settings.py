@@ -255,6 +255,11 @@ class StoreSettings(Table):
     cache: NotNegative = setting(
         200.0, "Megabytes of RAM for clients' own models, in each process."
     )
+    durable: bool = setting(
+        True,
+        "Wait after each round until the disk has it. false: do not wait; a power cut "
+        "may then cost the whole run (a killed process does not).",
+    )
 
 
 class JudgeSettings(Table):
@@ -312,7 +317,7 @@ class Settings(Table):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-SAME_BITS = frozenset({"out", "workers", "store.cache"})
+SAME_BITS = frozenset({"out", "workers", "store.cache", "store.durable"})
 """Settings that change nothing about a run's results."""
 
 SHORT_FORMS = {"method": "method.name", "early_stopping": "early_stopping.on"}

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedspu.errors import SettingsError, StorageError
 from fedspu.federation.plan import check_choices
-from fedspu.federation.saved_run import read_index
+from fedspu.federation.storage.own_files import is_free
+from fedspu.federation.storage.saved_run import SavedRun, last_whole
 from fedspu.methods import make_method
 from fedspu.reports.tables import compare_rows, markdown
 from fedspu.resolve import resolve
@@ -20,7 +21,6 @@ from fedspu.settings import (
     Settings,
     flatten,
     parse_override,
-    read_toml,
 )
 from fedspu.tasks import find_task
 
@@ -103,10 +103,10 @@ def _given(given: Mapping[str, Any], cell: Cell, out: Path) -> dict[str, Any]:
 
 def _check_same(path: Path, settings: Settings) -> None:
     """Refuse to mix runs of different settings in one comparison."""
-    if not (path / "settings.toml").exists():
+    if is_free(path):
         return
-    read_index(path)  # raises if it is of another version
-    before = dict(flatten(read_toml(path / "settings.toml")))
+    saved = SavedRun(path)
+    before = dict(flatten(saved.index.settings))
     wanted = dict(flatten(settings.model_dump(mode="json")))
     for name in sorted((before.keys() | wanted.keys()) - SAME_BITS):
         if name == "train.kernels" and wanted[name] == "auto":
@@ -125,19 +125,16 @@ def _play(
     begin: Callable[[Cell, bool], Watch | None],
 ) -> dict[str, Any]:
     path = out / cell.name
-    is_done = (path / "summary.json").exists()
-    watch = begin(cell, is_done)
-    if is_done:
-        return _read_summary(path / "summary.json")
-    if path.exists():
-        read_index(path)  # raises if it is not a run folder
-        return resume(path, watch=watch).summary
-    return simulate(settings, watch=watch).summary
+    summary = None if is_free(path) else last_whole(path, _summary)
+    watch = begin(cell, summary is not None)
+    if summary is not None:
+        return summary
+    if is_free(path):
+        return simulate(settings, watch=watch).summary
+    # Its settings are those that were asked for now, so its code is the user's own.
+    return resume(path, watch=watch, trust=True).summary
 
 
-def _read_summary(path: Path) -> dict[str, Any]:
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path} is damaged ({error})") from None
-    return summary
+def _summary(saved: SavedRun) -> dict[str, Any] | None:
+    """The summary of a run; None if it is not finished."""
+    return saved.summary() if saved.is_finished else None

@@ -3,14 +3,17 @@
 import json
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedspu.federation.run_folder import RunFolder
-from fedspu.federation.saved_run import SavedRun
+import fedspu
+from fedspu.errors import SettingsError
+from fedspu.federation.storage.run_folder import RunFolder
+from fedspu.federation.storage.saved_run import SavedRun
 from tests.cli.commands import (
     Command,
     finished,
@@ -53,7 +56,7 @@ def test_ctrl_c_in_mid_round_loses_that_round_alone(
     saved = int(re.findall(r"rounds up to (\d) are saved", result.error)[0])
     assert 2 <= saved < 6
     assert SavedRun(Path("mine")).checkpoint().federation.round == saved
-    assert command("run", "--resume", "mine").code == 0
+    assert command("run", "--resume", "mine", "--trust").code == 0
     command(*words, "--out", "whole")
     assert folder_content(Path("mine")) == folder_content(Path("whole"))
 
@@ -67,7 +70,7 @@ def test_ctrl_c_in_the_first_round_leaves_nothing_half_written(
         "run", "small.toml", *slow, "--rounds", "1", "--out", "mine"
     )
     while process.poll() is None:
-        if Path("mine/checkpoint/federation.json").exists():
+        if Path("mine/checkpoint/save-round-0.json").exists():
             break
         time.sleep(0.02)
     time.sleep(0.1)  # the round takes some seconds
@@ -76,7 +79,7 @@ def test_ctrl_c_in_the_first_round_leaves_nothing_half_written(
     assert result.code == 130
     assert result.error.startswith("interrupted")
     if Path("mine").exists():
-        assert command("run", "--resume", "mine").code == 0
+        assert command("run", "--resume", "mine", "--trust").code == 0
 
 
 @pytest.mark.usefixtures("nets")
@@ -103,7 +106,7 @@ def test_a_run_may_be_resumed_with_other_workers(
     with monkeypatch.context() as patch:
         interrupt_at_turn(patch, 4)
         command("run", "small.toml", "--out", "mine")
-    result = command("run", "--resume", "mine", "--workers", 2, "--json")
+    result = command("run", "--resume", "mine", "--trust", "--workers", 2, "--json")
     assert (result.code, json.loads(result.out)["workers"]) == (0, 2)
     assert folder_content(Path("mine")) == folder_content(Path("whole"))
 
@@ -118,7 +121,7 @@ def test_a_run_is_not_resumed_with_a_wrong_number_of_workers(
 ) -> None:
     command("run", "small.toml", "--out", "mine")
     before = folder_content(Path("mine"))
-    result = command("run", "--resume", "mine", "--workers", number)
+    result = command("run", "--resume", "mine", "--trust", "--workers", number)
     assert (result.code, result.out) == (2, "")
     assert len(result.err.splitlines()) == 1
     assert result.error.startswith("workers = ")
@@ -126,7 +129,7 @@ def test_a_run_is_not_resumed_with_a_wrong_number_of_workers(
 
 
 @pytest.mark.usefixtures("nets")
-@pytest.mark.parametrize("words", [["--rounds", "9"], ["small.toml"], ["--seed", "0"]])
+@pytest.mark.parametrize("words", [["--lr", "9"], ["small.toml"], ["--seed", "0"]])
 def test_a_run_goes_on_with_its_own_settings(
     command: Command, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
@@ -134,7 +137,7 @@ def test_a_run_goes_on_with_its_own_settings(
         interrupt_at_turn(patch, 4)
         command("run", "small.toml", "--out", "mine")
     before = folder_content(Path("mine"))
-    result = command("run", *words, "--resume", "mine")
+    result = command("run", *words, "--resume", "mine", "--trust")
     assert result.code == 2
     assert "cannot be changed; leave it out" in result.error
     assert folder_content(Path("mine")) == before
@@ -145,7 +148,7 @@ def test_a_run_that_is_being_played_cannot_be_resumed(command: Command) -> None:
     command("run", "small.toml", "--out", "mine")
     before = folder_content(Path("mine"))
     other = RunFolder.open(Path("mine"))
-    result = command("run", "--resume", "mine")
+    result = command("run", "--resume", "mine", "--trust")
     other.close()
     assert (result.code, result.out) == (2, "")
     assert "mine is being written by another run" in result.error
@@ -164,7 +167,71 @@ def test_a_folder_that_is_no_run_cannot_be_resumed(command: Command, name: str) 
 @pytest.mark.usefixtures("nets")
 def test_a_damaged_checkpoint_is_named(command: Command) -> None:
     command("run", "small.toml", "--out", "mine")
-    Path("mine/checkpoint/federation.json").write_text("{")
-    result = command("run", "--resume", "mine")
+    for file in Path("mine/checkpoint").glob("save-round-*"):
+        file.write_text("{")
+    result = command("run", "--resume", "mine", "--trust")
     assert result.code == 2
-    assert "mine: its checkpoint is damaged" in result.error
+    assert "save-round-3.json is damaged" in result.error
+    assert "`fedspu check mine` says what can still be used" in result.error
+
+
+# More rounds --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nets")
+def test_a_finished_run_may_be_given_more_rounds(command: Command) -> None:
+    command("run", "small.toml", "--rounds", "4", "--out", "whole")
+    command("run", "small.toml", "--rounds", "2", "--out", "mine")
+    result = command("run", "--resume", "mine", "--trust", "--rounds", "4", "--json")
+    assert (result.code, json.loads(result.out)["rounds_played"]) == (0, 4)
+    mine, whole = folder_content(Path("mine")), folder_content(Path("whole"))
+    # The round that was the last one was judged as such.
+    apart = {"rounds.jsonl", "checkpoint/clients.jsonl"}
+    assert {n: c for n, c in mine.items() if n not in apart} == {
+        n: c for n, c in whole.items() if n not in apart
+    }
+    assert "rounds = 4" in Path("mine/settings.toml").read_text()
+    assert command("check", "mine").code == 0
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("number", ["3", "2", "0", "-5", "many", "4.5"])
+def test_a_run_cannot_be_given_fewer_rounds(command: Command, number: str) -> None:
+    command("run", "small.toml", "--out", "mine")
+    before = folder_content(Path("mine"))
+    words = ("run", "--resume", "mine", "--trust", "--rounds", number)
+    result = command(*words)
+    assert (result.code, result.out) == (2, "")
+    assert result.error == f"--rounds {number}: expected more than the run's 3"
+    assert folder_content(Path("mine")) == before
+
+
+# Code that a folder names -------------------------------------------------------------
+
+
+def test_code_that_a_folder_names_is_imported_only_if_trusted(
+    command: Command, nets: str
+) -> None:
+    command("run", "small.toml", "--out", "mine")
+    before = folder_content(Path("mine"))
+    sys.modules.pop(nets)
+    result = command("run", "--resume", "mine")
+    assert (result.code, result.out) == (2, "")
+    assert result.error.startswith(f"mine names code of its own (model = '{nets}:")
+    assert result.error.endswith("add --trust (in Python: trust=True)")
+    with pytest.raises(SettingsError, match="names code of its own"):
+        fedspu.load_personal("mine", 0)
+    assert nets not in sys.modules
+    assert folder_content(Path("mine")) == before
+    assert command("run", "--resume", "mine", "--trust").code == 0
+    assert nets in sys.modules
+
+
+@pytest.mark.usefixtures("nets")
+def test_trust_is_only_about_resuming(command: Command) -> None:
+    result = command("run", "small.toml", "--trust", "--out", "mine")
+    assert (result.code, result.error) == (
+        2,
+        "--trust: has no effect without --resume; leave it out",
+    )
+    assert not Path("mine").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspu.federation.saved_run import SavedRun
+from fedspu.federation.storage.saved_run import SavedRun
 from tests.cli.commands import (
     Command,
     finished,
@@ -123,6 +123,6 @@ def test_a_disk_that_fills_up_on_the_way_loses_nothing(
     saved = int(re.findall(r"rounds up to (\d) are saved", result.error)[0])
     assert 0 < saved < 9
     assert SavedRun(Path("mine")).checkpoint().federation.round == saved
-    assert command("run", "--resume", "mine").code == 0
+    assert command("run", "--resume", "mine", "--trust").code == 0
     command(*words, "--out", "whole")
     assert folder_content(Path("mine")) == folder_content(Path("whole"))

@@ -19,9 +19,9 @@ from fedspu.federation.messages import JudgeReply, JudgeRequest, Packet
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import summarise
 from fedspu.federation.rounds import Cost
-from fedspu.federation.run_folder import RunFolder
-from fedspu.federation.saved_run import Checkpoint, SavedRun
 from fedspu.federation.server import Federation, next_federation
+from fedspu.federation.storage.run_folder import RunFolder
+from fedspu.federation.storage.saved_run import Checkpoint, SavedRun
 from fedspu.methods.fedspu import fedspu
 from fedspu.methods.method import Memory, Trained, Turn, local_epochs
 from fedspu.methods.whole_model.ditto import two_models

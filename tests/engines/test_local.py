@@ -112,7 +112,7 @@ def test_what_clients_had_before_a_round_is_there_after_one_of_them_failed(
     second = {client: request_for(plan, now, 2, client) for client in (0, 3)}
     with pytest.raises(TrainingError, match="round 2, client 3: the training loss"):
         exchanged(engine, second)
-    engine.shelf.keep_only(now.last)  # as a run does that goes on from there
+    engine.shelf.keep_only(now.last.items())  # as a run does that goes on from there
     assert sorted(engine.shelf.names()) == [(0, 1), (1, 1)]
     for client, memory in before.items():
         assert engine.shelf.get(client, 1) is memory

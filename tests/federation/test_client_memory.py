@@ -116,7 +116,7 @@ def test_only_the_memories_of_clients_last_rounds_are_kept_if_so_asked(
     shelf = Shelf(tmp_path if is_on_disk else None)
     for client, t in [(0, 1), (0, 2), (5, 1), (5, 3), (7, 2)]:
         shelf.put(client, t, memory(t))
-    shelf.keep_only({0: 2, 5: 1, 6: 4})
+    shelf.keep_only({(0, 2), (5, 1), (6, 4)})
     assert sorted(shelf.names()) == [(0, 2), (5, 1)]
 
 
@@ -125,7 +125,7 @@ def test_files_that_are_no_memories_are_let_alone(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     shelf.put(3, 1, memory(1))
     assert shelf.names() == [(3, 1)]
-    shelf.keep_only({})
+    shelf.keep_only(())
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 

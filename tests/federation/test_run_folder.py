@@ -16,12 +16,11 @@ import fedspu
 from fedspu import runs
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
-from fedspu.federation import client_memory as memory_module
 from fedspu.federation.messages import Request, TrainReply
 from fedspu.federation.rounds import Answer, Cost, Round, Scores
-from fedspu.federation.run_folder import RunFolder
-from fedspu.federation.saved_run import SavedRun
 from fedspu.federation.server import Federation
+from fedspu.federation.storage.run_folder import RunFolder
+from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods import make_method
 from fedspu.methods.method import ClientRound, Memory, Method, ModelState, Offer
 from fedspu.settings import MethodSettings
@@ -110,12 +109,13 @@ def test_a_new_folder_stands_at_round_0(tmp_path: Path) -> None:
     assert found.scores == Scores()
 
 
-def test_only_the_last_round_s_models_are_kept(tmp_path: Path) -> None:
+def test_only_the_last_two_rounds_models_are_kept(tmp_path: Path) -> None:
     folder = new_folder(tmp_path / "run")
     for t in range(1, 4):
         save_round(folder, t, 0, t)
     folder.close()
     assert sorted(p.name for p in (tmp_path / "run/personal").iterdir()) == [
+        "client-0-round-2.safetensors",
         "client-0-round-3.safetensors",
         "client-1-round-1.safetensors",
         "client-2-round-2.safetensors",
@@ -123,10 +123,12 @@ def test_only_the_last_round_s_models_are_kept(tmp_path: Path) -> None:
     ]
     assert sorted(p.name for p in (tmp_path / "run/checkpoint").iterdir()) == [
         "clients.jsonl",
-        "federation.json",
+        "global-round-2.safetensors",
         "global-round-3.safetensors",
         "initial.safetensors",
         "plan.json",
+        "save-round-2.json",
+        "save-round-3.json",
     ]
 
 
@@ -189,12 +191,11 @@ def test_the_server_s_memory_is_read_again_bit_for_bit(tmp_path: Path) -> None:
         save_round(folder, t, 0, extra={**extra, "turns": torch.tensor(t)})
     found = SavedRun(path).checkpoint().federation.extra
     assert same_bits(found, {**extra, "turns": torch.tensor(2)})
+    save_round(folder, 3, 0)  # it has none any more
+    assert SavedRun(path).checkpoint().federation.extra == {}
     assert [p.name for p in path.glob("checkpoint/extra-*")] == [
         "extra-round-2.safetensors"
     ]
-    save_round(folder, 3, 0)  # it has none any more
-    assert SavedRun(path).checkpoint().federation.extra == {}
-    assert list(path.glob("checkpoint/extra-*")) == []
     folder.close()
 
 
@@ -359,7 +360,7 @@ def test_a_crash_after_the_rename_leaves_the_round_saved(
         patch.setattr(Path, "unlink", killed)
         with pytest.raises(Killed):
             simulate(path, **given)
-    assert SavedRun(path).round == 2
+    assert SavedRun(path).round == 3
     fedspu.resume(path, model=ConvNet, data=examples())
     assert folder_content(path) == expected
 
@@ -389,14 +390,14 @@ def full(name: str, *, after: int = 0) -> Callable[[Any, Any], None]:
 def test_a_full_disk_at_the_beginning_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "replace", full("federation.json"))
+    monkeypatch.setattr(os, "replace", full("save-round-"))
     with pytest.raises(StorageError, match="No space left") as caught:
         simulate(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
     assert "--resume" not in str(caught.value)  # there is nothing to go on with
 
 
-@pytest.mark.parametrize("name", ["client-", "global-", "federation.json"])
+@pytest.mark.parametrize("name", ["client-", "global-", "save-round-"])
 def test_a_full_disk_on_the_way_says_what_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -413,92 +414,7 @@ def test_a_full_disk_on_the_way_says_what_is_saved(
     assert folder_content(path) == expected
 
 
-# Damage ------------------------------------------------------------------------------
-
-
-def edit_index(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    file = path / "checkpoint/federation.json"
-    index = json.loads(file.read_text())
-    change(index)
-    file.write_text(json.dumps(index))
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def scramble(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"clients"', b'"CLIENTS"'))
-
-
-def only(path: Path, pattern: str) -> Path:
-    return next(path.glob(pattern))
-
-
-DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "no index": lambda p: (p / "checkpoint/federation.json").unlink(),
-    "no checkpoint": lambda p: (p / "checkpoint").rename(p / "elsewhere"),
-    "half an index": lambda p: cut(p / "checkpoint/federation.json"),
-    "an empty index": lambda p: (p / "checkpoint/federation.json").write_bytes(b""),
-    "an index of nothing": lambda p: (p / "checkpoint/federation.json").write_text(
-        "{}"
-    ),
-    "an index that is a list": lambda p: (p / "checkpoint/federation.json").write_text(
-        "[]"
-    ),
-    "an index in no encoding": lambda p: (p / "checkpoint/federation.json").write_bytes(
-        b"\xff\xfe{"
-    ),
-    "a key less": lambda p: edit_index(p, lambda index: index.pop("lengths")),
-    "no global model": lambda p: only(p, "checkpoint/global-*").unlink(),
-    "half a global model": lambda p: cut(only(p, "checkpoint/global-*")),
-    "no personal model": lambda p: only(p, "personal/*").unlink(),
-    "half a personal model": lambda p: cut(only(p, "personal/*")),
-    "no memory of the server": lambda p: only(p, "checkpoint/extra-*").unlink(),
-    "half a memory of the server": lambda p: cut(only(p, "checkpoint/extra-*")),
-    "no first model": lambda p: (p / "checkpoint/initial.safetensors").unlink(),
-    "half a first model": lambda p: cut(p / "checkpoint/initial.safetensors"),
-    "no record": lambda p: (p / "rounds.jsonl").unlink(),
-    "half a record": lambda p: cut(p / "rounds.jsonl"),
-    "no client record": lambda p: (p / "clients.jsonl").unlink(),
-    "half a client record": lambda p: cut(p / "clients.jsonl"),
-    "no journal": lambda p: (p / "checkpoint/clients.jsonl").unlink(),
-    "half a journal": lambda p: cut(p / "checkpoint/clients.jsonl"),
-    "another journal": lambda p: scramble(p / "checkpoint/clients.jsonl"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_folder_is_a_storage_error_that_names_it(
-    tmp_path: Path, damage: str
-) -> None:
-    path = interrupted(tmp_path / "run", after=2, server__optimizer="momentum")
-    DAMAGE[damage](path)
-    with pytest.raises(StorageError, match=str(path)):
-        fedspu.resume(path, model=ConvNet, data=examples())
-
-
-@pytest.mark.parametrize("length", [0, 7, -1])
-def test_a_memory_that_is_cut_off_is_found_out_without_reading_it(
-    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There may be thousands of them."""
-    folder = new_folder(tmp_path / "run")
-    save_round(folder, 1, 3, 4)
-    folder.close()
-    monkeypatch.setattr(memory_module, "load_file", None)
-    RunFolder.open(tmp_path / "run").close()
-    file = tmp_path / "run/personal/client-3-round-1.safetensors"
-    file.write_bytes(file.read_bytes()[:length])
-    with pytest.raises(StorageError, match=file.name):
-        RunFolder.open(tmp_path / "run")
-
-
-def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
-    path = interrupted(tmp_path / "run", after=1)
-    (path / "settings.toml").unlink()
-    with pytest.raises(FedSPUError, match=str(path)):
-        fedspu.resume(path, model=ConvNet, data=examples())
+# Damage: tests/federation/test_damage.py has more -------------------------------------
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])

@@ -229,12 +229,17 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def folder_content(path: Path) -> dict[str, bytes]:
-    """Every file of a run folder that one seed decides: no times, no lock."""
-    apart = {"times.jsonl", "summary.json", "settings.toml", ".lock", "federation.json"}
+    """Every file of a run folder that one seed decides: no times, no lock.
+
+    An index marks the file with the times.
+    """
+    apart = {"times.jsonl", "summary.json", "settings.toml", ".lock"}
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name not in apart
+        if file.is_file()
+        and file.name not in apart
+        and not file.name.startswith("save-round-")
     }
 
 

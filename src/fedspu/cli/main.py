@@ -9,7 +9,17 @@ import sys
 import click
 import typer
 
-from fedspu.cli import compare, data, doctor, methods, neurons, profile, run, settings
+from fedspu.cli import (
+    check,
+    compare,
+    data,
+    doctor,
+    methods,
+    neurons,
+    profile,
+    run,
+    settings,
+)
 from fedspu.cli.console import INTERRUPTED, complain, plain_warnings
 from fedspu.errors import FedSPUError
 
@@ -24,6 +34,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("check")(check.check)
 app.command("neurons")(neurons.neurons)
 app.command("profile")(profile.profile)
 app.command("methods")(methods.methods)

@@ -22,9 +22,16 @@ def run(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Resume an interrupted run; the only other flag it takes is --workers."
+            help="Resume an interrupted run. It keeps its settings; only --workers, "
+            "and --rounds for more rounds, may be given."
         ),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="With --resume: run code that the run's settings name."
+        ),
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Say at the end where the time went.")
     ] = False,
@@ -45,14 +52,19 @@ def run(
     fedspu run experiment.toml --set train.momentum=0.9
 
     fedspu run --resume runs/digits-fedspu-seed-0
+
+    fedspu run --resume runs/digits-fedspu-seed-0 --rounds 1000
     """
     from fedspu.resolve import resolve
 
-    workers = given.pop("workers", None) if resume else None
+    changes: dict[str, Any] = {}
     if resume is not None:
+        changes = {name: given.pop(name, None) for name in ("workers", "rounds")}
         _refuse_changes(resume, given)
         path = resume
     else:
+        if trust:
+            raise SettingsError("--trust: has no effect without --resume; leave it out")
         settings = resolve(given)
         if settings.out is None:
             settings = settings.model_copy(update={"out": _new_folder(settings)})
@@ -64,7 +76,7 @@ def run(
 
     with Display("", is_quiet=as_json) as display, _saying_how_to_resume(path):
         if resume is not None:
-            result = runs.resume(resume, watch=display.watch, workers=workers)
+            result = runs.resume(resume, watch=display.watch, trust=trust, **changes)
         else:
             result = runs.simulate(settings, watch=display.watch)
     if as_json:
@@ -102,12 +114,15 @@ def _saying_how_to_resume(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if (path / "checkpoint" / "federation.json").exists():
-            from fedspu.federation.saved_run import SavedRun
+        from fedspu.federation.storage.own_files import is_free
+        from fedspu.federation.storage.saved_run import SavedRun
 
+        if not is_free(path):
+            saved = SavedRun(path)
+            trust = " --trust" if saved.names_code else ""
             complain(
-                f"interrupted; rounds up to {SavedRun(path).round} are saved. Resume "
-                f"with `fedspu run --resume {path}`"
+                f"interrupted; rounds up to {saved.round} are saved. Resume with "
+                f"`fedspu run --resume {path}{trust}`"
             )
             sys.exit(INTERRUPTED)
         raise

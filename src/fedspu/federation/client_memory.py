@@ -4,16 +4,16 @@ A memory is named by its client and by the round after which the client had it. 
 written once and never changed, so a name means the same memory in every process.
 """
 
-import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
 
 from fedspu.errors import StorageError
+from fedspu.files import write_whole
 from fedspu.methods.method import Memory, ModelState
 from fedspu.neurons.table import State
 
@@ -46,7 +46,8 @@ class Shelf:
         """Keep what a client has after round t."""
         if self.folder is not None:
             try:
-                write_whole(self.path(client, t), save(pack_memory(memory)))
+                content = save(pack_memory(memory))
+                write_whole(self.path(client, t), content, private=True)
             except OSError as error:
                 raise ShelfError(
                     f"{self.folder}: cannot write ({error.strerror or error})"
@@ -66,16 +67,20 @@ class Shelf:
         self._keep((client, t), memory)
         return memory
 
+    def forget(self, client: int, t: int) -> None:
+        """Keep a memory no longer in RAM; its file stays."""
+        self._forget((client, t))
+
     def drop(self, client: int, t: int) -> None:
         """Forget a memory that is no longer needed."""
-        self._forget((client, t))
+        self.forget(client, t)
         if self.folder is not None:
             self.path(client, t).unlink(missing_ok=True)
 
-    def keep_only(self, last: Mapping[int, int]) -> None:
-        """Forget all memories except that of each client's last round."""
+    def keep_only(self, names: Collection[Name]) -> None:
+        """Forget all other memories; files that are no memories stay as they are."""
         for client, t in self.names():
-            if last.get(client) != t:
+            if (client, t) not in names:
                 self.drop(client, t)
 
     def names(self) -> list[Name]:
@@ -107,21 +112,10 @@ class Shelf:
             self._bytes -= _size(oldest)
 
 
-_NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
+_NAME = re.compile(r"client-([0-9]+)-round-([0-9]+)\.safetensors")
 
 
 # Files --------------------------------------------------------------------------------
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def read_state(path: Path) -> State:

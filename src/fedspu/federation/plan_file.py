@@ -1,7 +1,6 @@
 """A plan as a file of a run folder, so that its models can be used without its data."""
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -9,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedspu import models
-from fedspu.errors import StorageError
+from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.plan import (
     Build,
     Plan,
@@ -19,6 +19,7 @@ from fedspu.federation.plan import (
     Sample,
     capacities_of,
 )
+from fedspu.federation.storage.saved_run import Checkpoint
 from fedspu.methods.method import Method
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
 from fedspu.settings import SAME_BITS, Settings, flatten
@@ -26,9 +27,8 @@ from fedspu.tasks.task import Task
 
 
 def describe_plan(plan: Plan, sample: Sample) -> str:
-    """A plan without w0, as JSON; its settings are here too, so that edits show."""
+    """A plan without w0 and settings, as JSON."""
     found: dict[str, Any] = {
-        "settings": _binding(tomllib.loads(plan.settings.to_toml())),
         "num_outputs": sample.num_outputs,
         "example": {
             "shape": list(sample.x.shape),
@@ -41,21 +41,17 @@ def describe_plan(plan: Plan, sample: Sample) -> str:
     return json.dumps(found)
 
 
-def check_settings(path: Path, text: str, now: Mapping[str, Any]) -> None:
-    """Refuse settings of the run in ``path`` that were edited since it began.
-
-    ``text`` is what ``describe_plan`` said.
-    """
-    try:
-        before = dict(json.loads(text)["settings"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"{path}: its plan is damaged ({error!r})") from None
-    found = _binding(now)
-    for name in sorted(before.keys() | found.keys()):
+def check_settings(
+    path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], but: str = ""
+) -> None:
+    """Refuse settings of a run that were edited since it began, ``but`` this one."""
+    before, found = _binding(saved), _binding(now)
+    for name in sorted((before.keys() | found.keys()) - {but}):
         if before.get(name) != found.get(name):
             raise StorageError(
                 f"{path}/settings.toml says {name} = {found.get(name)}, but the run "
-                f"began with {before.get(name)}; undo that, or begin a new run"
+                f"began with {before.get(name)}; undo that, or delete the file to go "
+                "on with what the run began with"
             )
 
 
@@ -80,8 +76,35 @@ def restore_plan(
     try:
         found = json.loads(text)
         return _restored(found, settings, method, task, build, initial)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except FedSPUError:
+        raise
+    except Exception as error:  # whatever a forged plan leads to
         raise StorageError(f"{path}: its plan is damaged ({error!r})") from None
+
+
+def check_fits(path: Path, plan: Plan, last: Checkpoint) -> None:
+    """Refuse a checkpoint that is not one of this plan."""
+    federation = last.federation
+    forms = {n: (t.shape, t.dtype) for n, t in federation.global_state.items()}
+    if forms != {n: (t.shape, t.dtype) for n, t in plan.initial.items()}:
+        raise StorageError(f"{path}: the server's model is not one of this run")
+    clients = {*federation.last, *federation.stopped, *last.scores.personal}
+    clients |= federation.kept.keys()
+    if not clients <= set(range(plan.num_clients)):
+        raise StorageError(f"{path}: it has more clients than {plan.num_clients}")
+    sizes = {group.name: group.size for group in plan.neurons.groups}
+    for client, active in federation.kept.items():
+        if active.keys() != sizes.keys() or not all(
+            _is_choice(indices, sizes[name]) for name, indices in active.items()
+        ):
+            raise StorageError(f"{path}: client {client} has neurons of another model")
+
+
+def _is_choice(indices: Tensor, size: int) -> bool:
+    """Whether these are neurons of a group, in order, each once."""
+    if not len(indices):
+        return True
+    return bool((indices.diff() > 0).all() and indices[0] >= 0 and indices[-1] < size)
 
 
 def _restored(

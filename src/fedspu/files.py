@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import time
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -133,16 +134,24 @@ def _own_length(opened: int, path: Path) -> int:
 # Locks --------------------------------------------------------------------------------
 
 
-def lock(path: Path) -> BinaryIO | None:
-    """Lock a file until it is closed; None if another process has locked it."""
+def lock(path: Path, seconds: float = 0.0) -> BinaryIO | None:
+    """Lock a file until it is closed; None if another process has locked it.
+
+    ``seconds``: how long to wait for that process, which may be about to end.
+    """
     flags = os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT
     file = open(os.open(path, flags, 0o600), "r+b")  # noqa: SIM115  # callers close it
-    if fcntl is not None:
+    until = time.monotonic() + seconds
+    while fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
-            return None
+            if time.monotonic() >= until:
+                file.close()
+                return None
+            time.sleep(0.02)
+        else:
+            break
     return file
 
 

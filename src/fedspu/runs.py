@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-from weakref import finalize
 
 import torch
 from torch import nn
@@ -42,6 +40,7 @@ from fedspu.federation.server import Federation
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_index import SETTINGS
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun, last_whole
+from fedspu.federation.storage.temporary import temporary_shelf
 from fedspu.methods import make_method
 from fedspu.methods.method import Memory, Method, Which
 from fedspu.neurons.calls import undisturbed
@@ -403,10 +402,7 @@ def _shelf_in_memory(plan: Plan, cache: float) -> Shelf:
     """A shelf for a run without a folder; in RAM, or on disk if workers share it."""
     if num_workers(plan.settings) == 1:
         return Shelf(None)
-    place = TemporaryDirectory(prefix="fedspu-")
-    shelf = Shelf(Path(place.name), cache)
-    finalize(shelf, place.cleanup)  # deleted together with the run
-    return shelf
+    return temporary_shelf(cache)
 
 
 def _fingerprint(data: Dataset) -> str:

@@ -12,6 +12,7 @@ from fedspu.errors import SettingsError, StorageError
 from fedspu.federation.plan import check_choices
 from fedspu.federation.storage.own_files import is_free
 from fedspu.federation.storage.saved_run import SavedRun, last_whole
+from fedspu.files import write_whole
 from fedspu.methods import make_method
 from fedspu.reports.tables import compare_rows, markdown
 from fedspu.resolve import resolve
@@ -83,11 +84,10 @@ def compare(
         _check_same(out / cell.name, chosen)
     summaries = [_play(settings[cell], cell, out, begin) for cell in cells]
     text = json.dumps(summaries, indent=2) + "\n"
+    table = markdown(compare_rows(summaries))
     try:
-        (out / "comparison.md").write_text(
-            markdown(compare_rows(summaries)), encoding="utf-8"
-        )
-        (out / "comparison.json").write_text(text, encoding="utf-8")
+        write_whole(out / "comparison.md", table.encode(), durable=True)
+        write_whole(out / "comparison.json", text.encode(), durable=True)
     except OSError as error:
         raise StorageError(f"{out}: cannot write ({error})") from error
     return summaries

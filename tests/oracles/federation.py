@@ -80,6 +80,11 @@ def mlp() -> nn.Module:
     )
 
 
+def digits_mlp() -> nn.Module:
+    """A hidden layer of 6 neurons, for the built-in digits."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))
+
+
 def wide_mlp() -> nn.Module:
     """A hidden layer of 200 neurons: a bitmap of them is longer than a stream's key."""
     return nn.Sequential(

@@ -30,8 +30,14 @@ def is_own(path: Path, file: Path) -> bool:
     if name in OWN_FILES or name in RECORDS or name == LOCK:
         return True
     folder, _, last = name.rpartition("/")
-    pattern = {FOLDER: OF_A_ROUND, PERSONAL: _MEMORY}.get(folder)
-    return pattern is not None and pattern.fullmatch(last) is not None
+    if folder == PERSONAL:
+        return is_memory(last)
+    return folder == FOLDER and OF_A_ROUND.fullmatch(last) is not None
+
+
+def is_memory(name: str) -> bool:
+    """Whether a file is a client's memory, or a part of one."""
+    return _MEMORY.fullmatch(name.removesuffix(".part")) is not None
 
 
 def is_half_made(path: Path) -> bool:
@@ -49,7 +55,8 @@ def is_free(path: Path) -> bool:
         return not path.is_symlink()
     except OSError:  # it is a file
         return False
-    return is_empty or ((path / LOCK).exists() and is_half_made(path))
+    has_begun = any((path / n).exists() for n in (LOCK, FOLDER, PERSONAL))
+    return is_empty or (has_begun and is_half_made(path))
 
 
 def remove_own(path: Path) -> None:

@@ -115,6 +115,7 @@ class RunFolder:
         folder = cls(path, cache, durable)
         if not is_free(path):
             raise folder._in_use()
+        around = [parent for parent in path.parents if not parent.exists()]
         with folder._guarded():
             path.mkdir(parents=True, exist_ok=True)
             folder._acquire()
@@ -126,6 +127,7 @@ class RunFolder:
                 remove_own(path)  # of a run that was killed before its first save
                 for name in (FOLDER, PERSONAL):
                     (path / name).mkdir(mode=0o700)
+                folder._sync(path)  # so that a folder half made can be told by these
                 files = {
                     SETTINGS: folder._write(path / SETTINGS, settings.encode()),
                     PLAN: folder._write(path / PLAN, plan.encode()),
@@ -133,7 +135,8 @@ class RunFolder:
                 }
                 start = Round(Federation(0, initial), {})
                 folder._save(start, {}, tomllib.loads(settings), data, files)
-                folder._sync(path.parent)
+                for made in (path, *around):
+                    folder._sync(made.parent)
         except BaseException:
             folder.remove()
             raise
@@ -366,7 +369,8 @@ class RunFolder:
             self._lock = None
 
     def _acquire(self) -> None:
-        self._lock = lock(self.path / LOCK)
+        # Workers of a run that was killed hold it a little longer.
+        self._lock = lock(self.path / LOCK, seconds=1.0)
         if self._lock is None:
             raise StorageError(
                 f"{self.path} is being written by another run; wait for it, or choose "

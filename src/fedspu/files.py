@@ -215,11 +215,11 @@ def not_a_link(folder: Path) -> Path:
 
 
 def _opened(path: Path) -> BinaryIO:
-    file = open(os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT), "rb")  # noqa: SIM115  # callers close it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    opened = os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
         raise DamagedError(f"{path} is not an ordinary file")
-    return file
+    return open(opened, "rb")
 
 
 def _linked(path: Path) -> StorageError:

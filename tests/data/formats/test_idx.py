@@ -60,11 +60,11 @@ HUGE = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**31)
         (b"<html>" + WHOLE, "begins with 3c68746d; expected 00000803"),
         (b"\0\0\x0d\x03" + WHOLE[4:], "begins with 00000d03; expected 00000803"),
         (b"\0\0\x08\x01" + WHOLE[4:], "begins with 00000801; expected 00000803"),
-        (WHOLE[:-1], "ends after 23 numbers; expected 24"),
-        (WHOLE[:16], "ends after 0 numbers; expected 24"),
+        (WHOLE[:-1], "ends after at most 23 numbers; expected 24"),
+        (WHOLE[:16], "ends after at most 0 numbers; expected 24"),
         (WHOLE + b"x", "more than 2 x 3 x 4 numbers; expected 24"),
         (formats.idx(ARRAY[:0]), "0 x 3 x 4 numbers; expected at least one example"),
-        (HUGE, "expected what fits into memory"),
+        (HUGE, "4,294,967,295 examples; expected at most 1,000,000"),
     ],
 )
 @pytest.mark.parametrize("chunk", [5, 2**24])

@@ -326,6 +326,7 @@ SHORT_FORMS = {"method": "method.name", "early_stopping": "early_stopping.on"}
 MOST_BYTES = 2**20  # of a configuration file
 MOST_TEXT = 2**16  # characters of one value on the command line
 MOST_DOTS = 20  # in one name
+MOST_NAME = 200  # characters of one name
 QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?""")
 LONG_NAME = re.compile(rf"(?:\.[ \t]*+[\w-]++[ \t]*+){{{MOST_DOTS}}}")
 
@@ -371,7 +372,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise SettingsError(
-            f"--set {text}: expected key=value, for example --set train.lr=0.05"
+            f"--set {one_line(text)}: expected key=value, for example --set "
+            "train.lr=0.05"
         )
     key = key.strip()
     return SHORT_FORMS.get(key, key), parse_value(value.strip())
@@ -401,8 +403,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     """Nested tables as dotted names, with short forms in full and None left out."""
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if name.count(".") > MOST_DOTS:
-            raise SettingsError(f"{name[:40]}…: a name of more than {MOST_DOTS} parts")
+        if name.count(".") > MOST_DOTS or len(name) > MOST_NAME:
+            raise SettingsError(
+                f"{name[:40]!r}…: no such setting; its name is too long"
+            )
+        if not name.isprintable():
+            raise SettingsError(f"{name!r}: no such setting")
         if isinstance(value, Mapping):
             yield from flatten(value, f"{name}.")
         elif value is not None:
@@ -437,6 +443,12 @@ def known_fields(
             yield from known_fields(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", entry
+
+
+def one_line(value: Any) -> str:
+    """A value as text on one line, whatever characters it has."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -84,13 +84,27 @@ def read(file: File, axes: int, pixels: tuple[int, ...] | None = None) -> Bytes:
     """
     try:
         with _opened(file) as (opened, size):
-            if not file.name.endswith(".gz"):
-                return decode(opened, file, axes, pixels, size)
-            with gzip.GzipFile(fileobj=opened) as plain:
-                return decode(plain, file, axes, pixels, size * bounds.DEFLATE)
+            return decode(opened, size, file, axes, pixels)
     except DAMAGED as error:
         found = f"cannot be read ({reason(error)})"
         raise _unfit(file, found, "a whole idx file") from None
+
+
+def decode(
+    opened: IO[bytes],
+    size: int,
+    file: File,
+    axes: int,
+    pixels: tuple[int, ...] | None = None,
+) -> Bytes:
+    """The array in an open idx file of ``size`` bytes, compressed if its name says so.
+
+    A damaged file raises a DataError, or one of zip.DAMAGED.
+    """
+    if not file.name.endswith(".gz"):
+        return _read(opened, file, axes, pixels, size)
+    with gzip.GzipFile(fileobj=opened) as plain:
+        return _read(plain, file, axes, pixels, size * bounds.DEFLATE)
 
 
 @contextmanager
@@ -106,7 +120,7 @@ def _opened(file: File) -> Iterator[tuple[IO[bytes], int]]:
             yield inside, member.file_size
 
 
-def decode(
+def _read(
     opened: _Readable,
     file: File,
     axes: int,

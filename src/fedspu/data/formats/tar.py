@@ -29,15 +29,17 @@ class DamagedError(Exception):
 
 
 def members(
-    opened: IO[bytes], name: str, most: int, wanted: Wanted
+    opened: IO[bytes], name: str, most: int, wanted: Wanted, is_packed: bool = True
 ) -> Iterator[tuple[PurePosixPath, bytes]]:
     """The path and the content of each member that is wanted.
 
     ``most`` is the largest size of the whole archive, unpacked. ``name`` is the
-    archive's, for messages. A path that comes twice is refused.
+    archive's, for messages; ``is_packed`` says whether gzip compressed it. A path that
+    comes twice is refused.
     """
     try:
-        with gzip.GzipFile(fileobj=opened) as plain:
+        plain = gzip.GzipFile(fileobj=opened) if is_packed else opened
+        with plain:
             yield from _members(_Stream(plain, most), wanted)
     except (DamagedError, OSError, EOFError, zlib.error) as error:
         raise DataError(

@@ -94,7 +94,7 @@ def _decode(files: list[Path]) -> Arrays:
 
 def _in_folder(files: list[Path]) -> Iterator[tuple[str, Batch]]:
     for file in files:
-        yield file.stem, decode(read(file, _largest(file)), file)
+        yield file.stem, decode(read(file, _largest(file)), file, BATCH)
 
 
 def _in_archive(archive: Path) -> Iterator[tuple[str, Batch]]:
@@ -108,7 +108,7 @@ def _in_archive(archive: Path) -> Iterator[tuple[str, Batch]]:
                     f"{archive}: it holds {path.stem} twice; download it again"
                 )
             seen.add(path.stem)
-            yield path.stem, decode(content, archive / path)
+            yield path.stem, decode(content, archive / path, BATCH)
 
 
 def _wanted(path: PurePath) -> int:
@@ -122,30 +122,30 @@ def _largest(file: PurePath) -> int:
     return cifar_pickle.largest(BATCH)
 
 
-def decode(content: bytes, file: PurePath) -> Batch:
-    """The pixels and labels of one batch, from the content of its file."""
+def decode(content: bytes, file: PurePath, number: int) -> Batch:
+    """The pixels and labels of a batch of ``number`` images, from its file's bytes."""
     pixels, labels = (
-        _read_binary(content, file)
+        _read_binary(content, file, number)
         if file.suffix == ".bin"
-        else cifar_pickle.read_batch(content, file, BATCH)
+        else cifar_pickle.read_batch(content, file, number)
     )
-    if pixels.shape != (BATCH, VALUES) or labels.shape != (BATCH,):
+    if pixels.shape != (number, VALUES) or labels.shape != (number,):
         found = f"pixels {pixels.shape} and labels {labels.shape}"
-        raise _unfit(file, found, f"({BATCH}, {VALUES}) and ({BATCH},)")
+        raise _unfit(file, found, f"({number}, {VALUES}) and ({number},)")
     if labels.min() < 0 or labels.max() >= len(CLASSES):
         wrong = labels[(labels < 0) | (labels >= len(CLASSES))][0]
         raise _unfit(file, f"the label {wrong}", f"labels from 0 to {len(CLASSES) - 1}")
     return pixels, labels
 
 
-def _read_binary(content: bytes, file: PurePath) -> Batch:
+def _read_binary(content: bytes, file: PurePath, number: int) -> Batch:
     """Records of a label and the red, green and blue planes, a byte each."""
     record = 1 + VALUES
-    if len(content) != BATCH * record:
+    if len(content) != number * record:
         found = f"{len(content):,} bytes"
-        expected = f"{BATCH * record:,}: {BATCH:,} records of {record:,}"
+        expected = f"{number * record:,}: {number:,} records of {record:,}"
         raise _unfit(file, found, expected)
-    records = np.frombuffer(content, dtype=np.uint8).reshape(BATCH, record)
+    records = np.frombuffer(content, dtype=np.uint8).reshape(number, record)
     return records[:, 1:], records[:, 0].astype(np.int64)
 
 

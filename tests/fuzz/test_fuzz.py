@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import REFUSED, TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 MOST = 64 * 2**20  # bytes that reading a small file may take
@@ -73,6 +73,13 @@ def changed(draw: st.DrawFn, name: str) -> bytes:
 )
 def test_an_input_of_the_corpus_is_read_or_refused(name: str, file: str) -> None:
     TARGETS[name]((CORPUS / name / file).read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_is_valid_is_not_refused(name: str) -> None:
+    for file in sorted((CORPUS / name).glob("valid-*")):
+        TARGETS[name](file.read_bytes())
+        assert REFUSED == [], file.name
 
 
 def test_every_target_has_a_corpus() -> None:

@@ -1,4 +1,5 @@
 import gzip
+import io
 import os
 import pickle
 import tarfile
@@ -233,6 +234,18 @@ def test_a_bad_archive_gives_an_error_and_no_cache(
         data.load("cifar10", tmp_path)
     assert "\n" not in str(caught.value)
     assert not (own_folders / "cache").exists()
+
+
+def test_a_batch_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz") as made:
+        for folder in ("a", "b"):
+            member = tarfile.TarInfo(f"{folder}/data_batch_1.bin")
+            content = formats.records(LABELS).tobytes()
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+    with pytest.raises(DataError, match="it holds data_batch_1 twice"):
+        data.load("cifar10", tmp_path)
 
 
 def test_one_wrong_bit_in_an_archive_is_seen(tmp_path: Path) -> None:

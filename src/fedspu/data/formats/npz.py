@@ -42,7 +42,7 @@ def read_npz(
                 raise UnfitError(f"it holds array {name} twice")
             if name in wanted:
                 arrays[name] = _read(archive, member, name, left)
-                left -= arrays[name].nbytes
+                left -= _taken(arrays[name].size, arrays[name].dtype)
     return arrays, names
 
 
@@ -58,10 +58,11 @@ def _read(archive: ZipFile, member: str, name: str, most: int) -> NDArray[Any]:
                 f"array {name} of {_by(shape)} {kind} has {rest:,} bytes, expected "
                 f"{size:,}"
             )
-        if size > most:
+        taken = _taken(prod(shape), kind)
+        if taken > most:
             raise UnfitError(
-                f"array {name} has {size:,} bytes, expected at most {most:,}: half of "
-                "this machine's memory"
+                f"array {name} takes {taken:,} bytes, expected at most {most:,}: half "
+                "of this machine's memory"
             )
         flat = np.empty(size, dtype=np.uint8)
         filled = 0
@@ -101,6 +102,12 @@ def _header(opened: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
     if any(length < 0 for length in shape):
         raise UnfitError(f"array {name} has shape {shape}")
     return shape, is_fortran, kind
+
+
+def _taken(number: int, kind: Any) -> int:
+    """The bytes that so many values take, with the copy as int64 or float32."""
+    copied = {"u": 8, "i": 8, "f": 4}.get(kind.kind, 0) if kind != np.uint8 else 0
+    return int(number) * (int(kind.itemsize) + copied)
 
 
 def _by(shape: tuple[int, ...]) -> str:

@@ -46,9 +46,11 @@ def decode(opened: IO[bytes], name: str) -> Dataset:
     if "x" not in arrays:
         found = shown(", ".join(names[:MOST_SHOWN])) or "nothing"
         raise DataError(f"{name} holds {found}; {WANTED}")
-    return from_arrays(
-        arrays["x"], arrays.get("y"), name=name, owners=arrays.get("client")
-    )
+    y, owners = arrays.get("y"), arrays.get("client")
+    try:
+        return from_arrays(arrays["x"], y, name=name, owners=owners)
+    except MemoryError:
+        raise DataError(f"{name} does not fit into memory; {WANTED}") from None
 
 
 def from_arrays(

@@ -5,9 +5,11 @@ import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedspu import Settings
 from fedspu.federation.messages import (
@@ -65,7 +67,7 @@ def npz() -> Iterator[bytes]:
         yield b"x" + b"\nnext\n".join(_npy(array) for array in (x, y))
 
 
-def _npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]  # of any kind
+def _npy(array: NDArray[Any]) -> bytes:
     opened = io.BytesIO()
     np.save(opened, array)
     return opened.getvalue()

@@ -27,7 +27,7 @@ def header(text: str) -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text.encode()
 
 
-def packed(how: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+def packed(how: int = zipfile.ZIP_STORED, /, **members: bytes) -> bytes:
     opened = io.BytesIO()
     with zipfile.ZipFile(opened, "w", how) as archive:
         for name, content in members.items():

@@ -1,3 +1,5 @@
+import os
+import time
 import tomllib
 from math import cos, pi
 from pathlib import Path
@@ -226,6 +228,14 @@ def test_dotted_names_survive_being_nested(flat: dict[str, int]) -> None:
         (b"rounds = ", "not valid TOML"),
         (b"rounds: 3", "not valid TOML"),
         (b"\xff\xfe", "cannot be read"),
+        (b"rounds = " + b"[" * 5000, "not valid TOML"),
+        (b"rounds = " + b"{a = " * 5000, "not valid TOML"),
+        (b"rounds = " + b"9" * 5000, "not valid TOML (Exceeds the limit"),
+        (b"rounds = 2026-99-99", "not valid TOML"),
+        (b"# " + b"x" * 2**20, "more than 1,048,576 bytes"),
+        (b"a." * 100_000 + b"a = 1", "a name of more than 20 parts"),
+        (b"'='." * 100_000 + b"a = 1", "a name of more than 20 parts"),
+        (b'"\\"". ' * 100_000 + b"a = 1", "a name of more than 20 parts"),
         (None, "no such configuration file"),
     ],
 )
@@ -240,6 +250,65 @@ def test_a_file_that_is_no_toml_is_refused_by_name(
     assert message in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for file in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        with pytest.raises(SettingsError, match="not an ordinary file"):
+            read_toml(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' + '\\"' * 300_000,
+        "'\"" * 300_000,
+        "a" * 10**6,
+        "." * 10**6,
+        "a.b " * 10**5,
+    ],
+)
+def test_looking_for_long_names_takes_little_time(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    start = time.perf_counter()
+    with pytest.raises(SettingsError):
+        read_toml(tmp_path / "a.toml")
+    assert time.perf_counter() - start < 5
+
+
+def test_dots_that_are_in_no_name_are_fine(tmp_path: Path) -> None:
+    capacities = ", ".join(["0.5"] * 50)
+    text = f"# {'.' * 60}\nout = '{'a.b.' * 30}'\nclients.capacities = [{capacities}]\n"
+    (tmp_path / "a.toml").write_text(text)
+    assert len(read_toml(tmp_path / "a.toml")["clients"]["capacities"]) == 50
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a" * 300, ".".join("a" * 30)])
+def test_a_strange_name_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(SettingsError, match="no such setting") as caught:
+        dict(flatten({name: 1}))
+    assert len(str(caught.value)) < 150
+    assert "\n" not in str(caught.value)
+
+
+def test_many_options_are_refused_in_little_time() -> None:
+    start = time.perf_counter()
+    with pytest.raises(SettingsError, match=r"method\.a0 = 1: .* no such option"):
+        resolve({"method": {f"a{n}": 1 for n in range(50_000)}})
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 5000, "9" * 5000, "-" * 5000 + "1", "{" * 300, "(" * 60_000]
+)
+def test_a_strange_value_is_plain_text(text: str) -> None:
+    assert parse_override(f"rounds={text}") == ("rounds", text)
+
+
+def test_a_value_that_is_too_long_is_refused() -> None:
+    with pytest.raises(SettingsError, match="a value of 70,000 characters; expected"):
+        parse_override("rounds=" + "x" * 70_000)
 
 
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:

@@ -68,6 +68,10 @@ def _suggested_by_task(
 
 def _check_names(flat: Mapping[str, Any]) -> None:
     known = list(known_names())
+    tables: dict[str, str] = {}  # a table that some name is in -> that name
+    for name in reversed(list(flat)):
+        parts = name.split(".")
+        tables |= {".".join(parts[:n]): name for n in range(1, len(parts))}
     for name in flat:
         # Other names in the table [method] are options; the method checks those.
         if name not in known and not name.startswith("method."):
@@ -75,11 +79,10 @@ def _check_names(flat: Mapping[str, Any]) -> None:
                 f"{name}: no such setting{nearest(name, known)}; "
                 "`fedspu settings` lists them"
             )
-        for other in flat:
-            if other.startswith(f"{name}."):
-                raise SettingsError(
-                    f"{name}, {other}: a table and a value have the same name"
-                )
+        if name in tables:
+            raise SettingsError(
+                f"{name}, {tables[name]}: a table and a value have the same name"
+            )
 
 
 def _validated(flat: Mapping[str, Any]) -> Settings:

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspu.data.partition import LabelCounts, count_labels, entropy, partition
+from fedspu.errors import SettingsError
 
 SHARES = LabelCounts(np.array([[4, 0, 0], [2, 2, 0], [1, 1, 2], [0, 0, 0]]))
 
@@ -13,6 +14,12 @@ def test_sizes_classes_and_entropies_by_hand() -> None:
     assert SHARES.num_classes.tolist() == [1, 2, 3, 0]
     assert SHARES.entropies.tolist() == [0, 1, 1.5, 0]
     assert SHARES.num_single == 1
+
+
+def test_a_table_of_too_many_cells_is_refused() -> None:
+    parts = [np.array([0]), np.array([1])]
+    with pytest.raises(SettingsError, match=r"table of 20,000,002 cells; expected at"):
+        count_labels(parts, np.array([0, 1]), 10_000_001)
 
 
 def test_the_whole_has_an_entropy_too() -> None:

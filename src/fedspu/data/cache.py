@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedspu.data import bounds
+from fedspu.data.files import read
 from fedspu.errors import DataError
 
 Arrays = dict[str, NDArray[Any]]
@@ -84,7 +86,7 @@ def cache_folder() -> Path:
 def _open(place: Path) -> Arrays | None:
     """The arrays of a complete cache; None if it is missing or was changed."""
     try:
-        contents = json.loads((place / CONTENTS).read_text(encoding="utf-8"))
+        contents = json.loads(read(place / CONTENTS, bounds.CACHE_CONTENTS))
         arrays: Arrays = {}
         for name, written in contents.items():
             file = place / f"{name}.npy"
@@ -93,7 +95,7 @@ def _open(place: Path) -> Arrays | None:
             # Copy on write: changes to an array do not reach the file. (Torch would
             # warn about read-only arrays.)
             arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, AttributeError, EOFError):
+    except Exception:  # missing, or damaged in any way: it is built again
         return None
     return arrays
 

@@ -7,6 +7,7 @@ libraries put them. ``fetch`` puts them there; users may also do so themselves.
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fedspu.errors import DataError
+from fedspu.ordinary_files import open_ordinary, size_of
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ Watch = Callable[[int, int], None]
 """Called with the number of bytes received so far, and with the total."""
 
 CHUNK = 2**18
+LINE = 200  # characters of an error that is shown
 TIMEOUT = 30.0  # seconds without a byte
 NOT_SATISFIABLE = 416  # HTTP: the part asked for lies beyond the end
 PARTIAL = 206  # HTTP: the part asked for follows
@@ -237,14 +240,44 @@ def _by_hand(download: Download, folder: Path) -> str:
 # What is in them ---------------------------------------------------------------------
 
 
-def read(file: Path) -> bytes:
-    """The bytes of a file."""
+@contextmanager
+def opened(file: Path, most: int | None = None) -> Iterator[BinaryIO]:
+    """An ordinary file, open to read, of at most ``most`` bytes.
+
+    Whatever cannot be read, then or later, is a DataError.
+    """
     try:
-        return file.read_bytes()
+        with open_ordinary(file) as stream:
+            if most is not None and size_of(stream) > most:
+                raise DataError(
+                    f"{shown(file)}: {size_of(stream):,} bytes; expected at most "
+                    f"{most:,}; fix or remove it"
+                )
+            yield stream
     except OSError as error:
-        raise DataError(f"{shown(file)}: {error.strerror}; fix or remove it") from None
+        raise DataError(
+            f"{shown(file)} cannot be read ({reason(error)}); fix or remove it"
+        ) from None
+
+
+def read(file: Path, most: int) -> bytes:
+    """The bytes of an ordinary file that has at most ``most`` of them."""
+    with opened(file, most) as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise DataError(
+            f"{shown(file)}: grew beyond {most:,} bytes while it was read; try again"
+        )
+    return content
 
 
 def shown(name: Path | str) -> str:
     """A file's name on one line, whatever characters it has."""
     return str(name) if str(name).isprintable() else repr(str(name))
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, on one short line."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return line if len(line) <= LINE else f"{line[:LINE]}…"

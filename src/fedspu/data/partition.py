@@ -13,6 +13,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from fedspu.data import bounds
 from fedspu.errors import SettingsError
 from fedspu.settings import nearest
 
@@ -51,6 +52,7 @@ def dirichlet_client(what: ToDivide, rng: Rng) -> Indices:
     """
     _, codes = np.unique(what.labels, return_inverse=True)
     left = np.bincount(codes)
+    refuse_many_cells(what.num_clients, len(left))
     mixes = rng.dirichlet(np.full(len(left), what.alpha), size=what.num_clients)
     wanted = np.bincount(_dealt(len(codes), what.num_clients))
     held = np.zeros(mixes.shape, dtype=np.int64)
@@ -321,10 +323,21 @@ def count_labels(
     parts: Sequence[Indices], labels: Labels, num_classes: int
 ) -> LabelCounts:
     """How many examples of each class each client has; client k has ``parts[k]``."""
+    refuse_many_cells(len(parts), num_classes)
     clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     cells = clients * num_classes + labels[np.concatenate(parts)]
     counts = np.bincount(cells, minlength=len(parts) * num_classes)
     return LabelCounts(counts.reshape(len(parts), num_classes))
+
+
+def refuse_many_cells(num_clients: int, num_classes: int) -> None:
+    """Refuse a table of clients and classes that would take much memory."""
+    if num_clients * num_classes > bounds.CELLS:
+        raise SettingsError(
+            f"clients.number = {num_clients} with {num_classes:,} classes makes a "
+            f"table of {num_clients * num_classes:,} cells; expected at most "
+            f"{bounds.CELLS:,}; lower clients.number, or give classes lower numbers"
+        )
 
 
 def entropy(counts: Indices) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from fedspu.methods.options import (
     HeadOptions,
     Options,
 )
-from fedspu.settings import MethodSettings, nearest
+from fedspu.settings import MethodSettings, nearest, one_line
 
 if TYPE_CHECKING:
     from fedspu.methods.method import Method
@@ -150,7 +150,8 @@ def _options(entry: Entry, given: dict[str, Any]) -> Options:
 
 
 def _no_such_option(entry: Entry, name: str, value: Any) -> str:
-    text = f"method.{name} = {value}: {entry.name} ({entry.reading}) has no such option"
+    given = f"method.{name} = {one_line(value)}"
+    text = f"{given}: {entry.name} ({entry.reading}) has no such option"
     have = [f"{e.name} ({e.reading})" for e in CATALOGUE if name in _fields(e)]
     if have:
         return f"{text}; {', '.join(have)} {'has' if len(have) == 1 else 'have'} it"

@@ -14,6 +14,7 @@ from fedspu.tasks.task import (
     Task,
     dtype_of,
     ratio,
+    refuse_large,
     refuse_negative,
     sums_of,
 )
@@ -30,6 +31,7 @@ def _class_numbers(x: Tensor, y: Tensor) -> Tensor:
             f"y has shape {tuple(y.shape)}; expected a class number per example, (n,)"
         )
     refuse_negative(y)
+    refuse_large(y)
     return y.long()
 
 

@@ -13,10 +13,14 @@ from fedspu.tasks.task import (
     Task,
     dtype_of,
     num_scored,
+    refuse_large,
     refuse_negative,
     refuse_unscored,
     sums_of,
 )
+
+MOST_TOKENS = 2**20
+"""The largest vocabulary: a model has an output for each token."""
 
 
 def _next_tokens(x: Tensor) -> Tensor:
@@ -57,6 +61,11 @@ def _tokens(x: Tensor, y: Tensor) -> Tensor:
         first = (x < 0).nonzero()[0].tolist()
         raise DataError(f"x{first} is below 0; expected token numbers from 0 upwards")
     refuse_negative(y, but=IGNORED)
+    refuse_large(y, MOST_TOKENS, "token")
+    if int(x.max()) >= MOST_TOKENS:
+        raise DataError(
+            f"x has the token {int(x.max())}; expected numbers below {MOST_TOKENS:,}"
+        )
     refuse_unscored(y)
     return y.long()
 

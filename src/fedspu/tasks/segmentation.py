@@ -12,9 +12,13 @@ from fedspu.tasks.task import (
     Task,
     dtype_of,
     num_scored,
+    refuse_large,
     refuse_negative,
     refuse_unscored,
 )
+
+MOST_CLASSES = 4_096  # the metric counts every pair of them
+CELLS = 2**22  # examples times classes, counted at a time
 
 
 def _pixel_classes(x: Tensor, y: Tensor) -> Tensor:
@@ -26,6 +30,7 @@ def _pixel_classes(x: Tensor, y: Tensor) -> Tensor:
         )
     y = y.long()
     refuse_negative(y, but=IGNORED)
+    refuse_large(y, MOST_CLASSES)
     refuse_unscored(y)
     return y
 
@@ -59,11 +64,14 @@ def _wants_maps(output: Tensor, y: Tensor, num_outputs: int) -> str | None:
 
 def _commonest(y: Tensor) -> Tensor:
     """The most common class among the scored pixels of each example."""
-    pixels = y.flatten(1)
-    is_scored = pixels != IGNORED
-    counts = torch.zeros(len(y), int(y.max()) + 1)
-    counts.scatter_add_(1, pixels.clamp(min=0), is_scored.float())
-    return counts.argmax(1)
+    num_classes = int(y.max()) + 1
+    found = []
+    for pixels in y.flatten(1).split(max(1, CELLS // num_classes)):
+        is_scored = pixels != IGNORED
+        counts = torch.zeros(len(pixels), num_classes)
+        counts.scatter_add_(1, pixels.clamp(min=0), is_scored.float())
+        found.append(counts.argmax(1))
+    return torch.cat(found)
 
 
 segmentation = Task(

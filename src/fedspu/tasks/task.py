@@ -247,6 +247,21 @@ def refuse_negative(y: Tensor, but: int | None = None) -> None:
         )
 
 
+MOST_CLASSES = 100_000
+"""A model has an output for each class, up to the largest label."""
+
+
+def refuse_large(y: Tensor, most: int = MOST_CLASSES, what: str = "class") -> None:
+    """Refuse numbers from ``most`` upwards: each takes memory for all below it."""
+    if y.numel() > 0 and int(y.max()) >= most:
+        first = tuple((y >= most).nonzero()[0].tolist())
+        place = ", ".join(map(str, first))
+        raise DataError(
+            f"y[{place}] = {int(y[first])}; expected {what} numbers below {most:,}; "
+            "number them from 0 upwards"
+        )
+
+
 def refuse_unscored(y: Tensor) -> None:
     """Refuse an example without any scored target."""
     is_scored = (y != IGNORED).flatten(1).any(1)

@@ -1,4 +1,5 @@
 import gzip
+import os
 import struct
 from pathlib import Path
 from zipfile import Path as ZipPath
@@ -60,11 +61,11 @@ HUGE = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**31)
         (b"<html>" + WHOLE, "begins with 3c68746d; expected 00000803"),
         (b"\0\0\x0d\x03" + WHOLE[4:], "begins with 00000d03; expected 00000803"),
         (b"\0\0\x08\x01" + WHOLE[4:], "begins with 00000801; expected 00000803"),
-        (WHOLE[:-1], "ends after 23 numbers; expected 24"),
-        (WHOLE[:16], "ends after 0 numbers; expected 24"),
+        (WHOLE[:-1], "ends after at most 23 numbers; expected 24"),
+        (WHOLE[:16], "ends after at most 0 numbers; expected 24"),
         (WHOLE + b"x", "more than 2 x 3 x 4 numbers; expected 24"),
         (formats.idx(ARRAY[:0]), "0 x 3 x 4 numbers; expected at least one example"),
-        (HUGE, "expected what fits into memory"),
+        (HUGE, "4,294,967,295 examples; expected at most 1,000,000"),
     ],
 )
 @pytest.mark.parametrize("chunk", [5, 2**24])
@@ -103,6 +104,27 @@ def test_damage_in_a_compressed_file_is_told_by_name(
         DataError, match=r"a\.gz: .*; expected .*Download the file again$"
     ):
         idx.read(tmp_path / "a.gz", axes=3)
+
+
+def test_a_packed_file_cannot_ask_for_more_than_gzip_can_give(tmp_path: Path) -> None:
+    asking = bytes([0, 0, 8, 3]) + struct.pack(">3I", 1_000_000, 28, 28)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(asking))
+    with pytest.raises(DataError, match=r"ends after at most .*; expected 784,000,000"):
+        idx.read(tmp_path / "a.gz", axes=3)
+
+
+def test_images_of_another_size_are_refused_before_they_are_read(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").write_bytes(WHOLE[:16])
+    with pytest.raises(DataError, match="images of 3 x 4; expected 28 x 28"):
+        idx.read(tmp_path / "a", 3, (28, 28))
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(DataError, match="a pipe, not an ordinary file"):
+        idx.read(tmp_path / "a", axes=3)
 
 
 def test_a_missing_file_is_told_by_name(tmp_path: Path) -> None:

@@ -120,6 +120,23 @@ def test_a_bad_file_is_named_with_what_is_wrong(
     assert "\n" not in str(caught.value)
 
 
+def test_a_header_that_asks_for_much_memory_is_refused() -> None:
+    content = bytearray(sound_file(np.zeros((9, 17))))
+    with pytest.raises(DataError, match="has 17 channels, more than 16"):
+        decode(bytes(content), "a.wav", seconds=1)
+    content = bytearray(FLAC)
+    content[21] |= 0x0F  # the high bits of the number of samples
+    with pytest.raises(DataError, match=r"(is cut off|cannot be read)"):
+        decode(bytes(content), "a.flac", seconds=1)
+
+
+def test_other_formats_of_the_library_are_refused() -> None:
+    for kind in ("AIFF", "OGG", "CAF"):
+        content = sound_file(TONE, format=kind, subtype=None)
+        with pytest.raises(DataError, match="neither WAV nor FLAC"):
+            decode(content, "a.wav", seconds=1)
+
+
 def test_a_missing_library_comes_with_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

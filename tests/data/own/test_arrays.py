@@ -283,6 +283,7 @@ NAN[2, 1] = np.nan
         ({"x": GREY, "y": np.array(3)}, r"y has shape \(\); expected"),
         ({"x": GREY, "y": LABELS.reshape(4, 1)}, r"y has shape \(4, 1\); expected"),
         ({"x": GREY, "y": np.array([0, 1, -1, -2])}, r"y\[2\] = -1; expected"),
+        ({"x": GREY, "y": np.array([0, 10**7, 1, 2])}, r"y\[1\] = 10000000; expected"),
         ({"x": GREY, "y": LABELS[:3]}, "4 examples in x but 3 targets in y"),
         ({"x": GREY[:0], "y": LABELS[:0]}, "no examples; expected at least one"),
         (

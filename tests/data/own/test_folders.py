@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedspu.data import DATASETS
+from fedspu.data import DATASETS, bounds
 from fedspu.data.formats import image as image_format
 from fedspu.data.formats import log_mel
 from fedspu.data.own.folders import load_images, load_sounds
@@ -201,9 +201,13 @@ def moving() -> bytes:
     return file.getvalue()
 
 
-def bomb() -> bytes:
-    """The start of a PNG file that says it is 100,000 pixels wide and high."""
-    head = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+"""Pillow would start Ghostscript to read it."""
+
+
+def bomb(size: int = 100_000) -> bytes:
+    """The start of a PNG file that says it is so many pixels wide and high."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)
     start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head
     return start + struct.pack(">I", zlib.crc32(head)) + b"\0\0\0\x09IDAT" + b"\0" * 13
 
@@ -225,6 +229,8 @@ FLIPPED[500] ^= 255
         ("bad.png", PNG.getvalue()[:20], r"cannot be read \("),
         ("bad.png", bytes(FLIPPED), r"cannot be read \("),
         ("bad.png", bomb(), r"cannot be read \(.*decompression bomb"),
+        ("bad.png", bomb(8193), r"cannot be read \(8193x8193 .*at most 67,108,864"),
+        ("bad.png", EPS, r"cannot be read \(no known image format\)"),
         ("bad.tif", wide("I;16"), r"more than 8 bits \(I;16\); expected 8 bits"),
         ("bad.tif", wide("F"), r"more than 8 bits \(F\); expected 8 bits"),
         ("bad.gif", moving(), "holds 2 images; expected one"),
@@ -239,6 +245,28 @@ def test_a_bad_image_is_named_and_no_cache_is_left(
     assert "; expected" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not own_cache.exists()
+
+
+def test_images_take_at_most_half_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "half_of_memory", lambda: 30)
+    with pytest.raises(DataError, match=r"images like .* take .*; expected at most 30"):
+        load_images(put(tmp_path, TWO))
+
+
+def test_a_size_beyond_reason_is_refused(tmp_path: Path) -> None:
+    folder = put(tmp_path, TWO)
+    with pytest.raises(DataError, match="100000x100000 is the size asked for"):
+        load_images(Path(f"{folder}@100000x100000"))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    folder = put(tmp_path, TWO)
+    with (folder / "cat" / "big.png").open("wb") as opened:
+        opened.truncate(2**40)  # it takes no room on the disk
+    with pytest.raises(DataError, match=r"1,099,511,627,776 bytes; expected at most"):
+        load_images(folder)
 
 
 @pytest.mark.parametrize(

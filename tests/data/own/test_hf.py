@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -8,6 +9,7 @@ import torch
 from PIL import Image
 
 from fedspu import data
+from fedspu.data import bounds
 from fedspu.data.own import hf
 from fedspu.errors import DataError
 from fedspu.tasks import find_task
@@ -243,6 +245,21 @@ def test_a_description_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (folder / "state.json").write_text("{")
     with pytest.raises(DataError, match=r"mine cannot be read .*save it again"):
         hf.load(folder)
+
+
+def test_a_pipe_in_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, images())
+    os.mkfifo(folder / "data-00001-of-00002.arrow")
+    with pytest.raises(DataError, match="not an ordinary file; expected a folder"):
+        hf.load(folder)
+
+
+def test_a_table_takes_at_most_half_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "half_of_memory", lambda: 30)
+    with pytest.raises(DataError, match=r"holds .* bytes; expected at most 30"):
+        hf.load(saved(tmp_path, images()))
 
 
 def test_any_other_folder_is_refused(tmp_path: Path) -> None:

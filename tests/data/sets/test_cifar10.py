@@ -1,4 +1,5 @@
 import gzip
+import io
 import os
 import pickle
 import tarfile
@@ -104,7 +105,10 @@ def test_what_is_not_here_says_which_file_to_put_where(tmp_path: Path) -> None:
         (b"", "0 bytes; expected 12,292"),
         (formats.records(LABELS).tobytes()[:-1], "12,291 bytes; expected 12,292"),
         (formats.records(LABELS[:3]).tobytes(), "9,219 bytes; expected 12,292"),
-        (formats.records([*LABELS, 1]).tobytes(), "15,365 bytes; expected 12,292"),
+        (
+            formats.records([*LABELS, 1]).tobytes(),
+            "15,365 bytes; expected at most 12,292",
+        ),
         (formats.records([6, 9, 10, 4]).tobytes(), "the label 10; expected labels fr"),
     ],
 )
@@ -127,14 +131,14 @@ def batch(**changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "Ran out of input"),
+        (b"", "pickle exhausted before seeing STOP"),
         (batch()[:-400], "."),
-        (b"<html>", "UnpicklingError"),
-        (pickle.dumps([1, 2]), "'list' object has no attribute"),
-        (pickle.dumps({}), "KeyError: 'data'"),
-        (batch(data=[1, 2]), "'list' object has no attribute"),
-        (batch(data=np.zeros((4, 3072))), "data of kind f8"),
-        (batch(labels=["a", "b", "c", "d"]), "ValueError: invalid literal"),
+        (b"<html>", "opcode b'<' unknown"),
+        (pickle.dumps([1, 2]), "it holds no data and labels"),
+        (pickle.dumps({}), "it holds no data and labels"),
+        (batch(data=[1, 2]), "its data is no array"),
+        (batch(data=np.zeros((4, 300))), "data of kind f8"),
+        (batch(labels=["a", "b", "c", "d"]), "its labels are no list of whole numbers"),
         (batch(labels=[1, 2]), r"pixels \(4, 3072\) and labels \(2,\); expected"),
         (batch(labels=[1, 2, 3, -1]), "the label -1; expected labels from 0 to 9"),
         (batch(data=np.zeros((4, 3071), np.uint8)), r"pixels \(4, 3071\)"),
@@ -183,12 +187,8 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
 def test_no_other_name_is_looked_up(tmp_path: Path, name: str) -> None:
     module, _, function = name.rpartition(".")
     content = f"c{module}\n{function}\n.".encode()
-    (tmp_path / "b").write_bytes(content)
-    with (
-        (tmp_path / "b").open("rb") as opened,
-        pytest.raises(DataError, match=f"asks for {name}"),
-    ):
-        batches.read_batch(opened, tmp_path / "b")
+    with pytest.raises(DataError, match=f"asks for {name}"):
+        batches.read_batch(content, tmp_path / "b", 4)
 
 
 @pytest.mark.parametrize("name", batches.KNOWN)
@@ -198,10 +198,8 @@ def test_a_pickle_cannot_change_the_records_it_may_name(
     module, _, function = name.rpartition(".")
     # The class itself, then a dictionary to build it with.
     content = f"c{module}\n{function}\n(dS'evil'\nI1\nsb.".encode()
-    (tmp_path / "b").write_bytes(content)
-    with (tmp_path / "b").open("rb") as opened, pytest.raises(DataError):
-        batches.read_batch(opened, tmp_path / "b")
-    assert not hasattr(batches.KNOWN[name], "evil")
+    with pytest.raises(DataError, match="it changes what is no array"):
+        batches.read_batch(content, tmp_path / "b", 4)
 
 
 def test_a_missing_batch_is_told_by_name(tmp_path: Path) -> None:
@@ -238,6 +236,18 @@ def test_a_bad_archive_gives_an_error_and_no_cache(
     assert not (own_folders / "cache").exists()
 
 
+def test_a_batch_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz") as made:
+        for folder in ("a", "b"):
+            member = tarfile.TarInfo(f"{folder}/data_batch_1.bin")
+            content = formats.records(LABELS).tobytes()
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+    with pytest.raises(DataError, match="it holds data_batch_1 twice"):
+        data.load("cifar10", tmp_path)
+
+
 def test_one_wrong_bit_in_an_archive_is_seen(tmp_path: Path) -> None:
     archive = formats.write_cifar_archive(tmp_path, "bin", LABELS)
     plain = gzip.decompress(archive.read_bytes())
@@ -252,13 +262,13 @@ def test_a_file_that_cannot_be_read_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = formats.write_cifar(tmp_path, "bin", LABELS) / "data_batch_2.bin"
-    real = Path.open
+    real = os.open
 
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path == file:
+    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
+        if str(path) == str(file):
             raise PermissionError(13, "Permission denied")
         return real(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DataError, match=r"_2\.bin cannot be read \(Permission denied"):
         data.load("cifar10", tmp_path)

@@ -119,7 +119,7 @@ def with_a_cut_member(archive: Path) -> None:
             "gzip.zip/gzip/emnist-byclass-train-images-idx3-ubyte.gz: cannot be read",
         ),
         (empty, "damaged .*File is not a zip file"),
-        (encrypt, "damaged .*is encrypted, password required"),
+        (encrypt, "cannot be read .*is encrypted, password required"),
         (without_byclass, "holds no emnist-byclass-train-images-idx3-ubyte.gz"),
         (with_wrong_label, "the label 62; expected labels from 0 to 61"),
         (with_a_cut_member, "cannot be read .*end-of-stream"),

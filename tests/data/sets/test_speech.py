@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedspu.data import bounds
 from fedspu.data.dataset import Dataset
 from fedspu.data.formats import log_mel
 from fedspu.data.sets import speech
@@ -223,9 +224,25 @@ def test_a_truncated_archive_is_refused(
     root = packed(tmp_path, files)
     archive = root / "speech_commands_v0.02.tar.gz"
     archive.write_bytes(archive.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"0\.02\.tar\.gz cannot be read .*fetch it"):
+    with pytest.raises(DataError, match=r"0\.02\.tar\.gz: damaged .*Download"):
         speech.load(root)
     assert not own_cache.exists()
+
+
+def test_a_clip_that_comes_twice_is_refused(tmp_path: Path, files: Files) -> None:
+    name = next(iter(files))
+    files[f"again/{name}"] = files[name]
+    with pytest.raises(DataError, match=f"{name} is there twice; remove one"):
+        speech.load(packed(tmp_path, files))
+
+
+def test_a_clip_that_is_too_large_is_refused(
+    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "SOUND_FILE", 100)
+    for put in (packed, unpacked):
+        with pytest.raises(DataError, match=r"bytes[;,] expected at most 100"):
+            speech.load(put(tmp_path, files))
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path, files: Files) -> None:
@@ -234,5 +251,5 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, files: Files) -> None:
     content = bytearray(archive.read_bytes())
     content[-6] ^= 1  # in the checksum at its end
     archive.write_bytes(content)
-    with pytest.raises(DataError, match=r"0\.02\.tar\.gz cannot be read .*fetch it"):
+    with pytest.raises(DataError, match=r"0\.02\.tar\.gz: damaged .*Download"):
         speech.load(root)

@@ -7,17 +7,21 @@ be compressed (.gz), and may be inside a zip archive.
 
 import gzip
 import struct
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from typing import Protocol, TypeVar
-from zipfile import BadZipFile
+from typing import IO, Protocol, TypeVar
 from zipfile import Path as ZipPath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedspu.data import bounds
+from fedspu.data.files import reason
+from fedspu.data.formats.zip import DAMAGED, check_member
 from fedspu.errors import DataError
+from fedspu.ordinary_files import open_ordinary, size_of
 
 File = Path | ZipPath
 AnyFile = TypeVar("AnyFile", Path, ZipPath)
@@ -30,8 +34,6 @@ class _Readable(Protocol):
 
 UNSIGNED_BYTES = 8
 CHUNK = 2**24
-DAMAGED = (OSError, EOFError, zlib.error, BadZipFile)
-"""What reading a damaged archive may raise."""
 
 
 def find_all(folder: AnyFile, names: Sequence[str]) -> list[AnyFile]:
@@ -60,9 +62,7 @@ def read_pairs(
     """
     all_images, all_labels = [], []
     for image_file, label_file in zip(files[::2], files[1::2], strict=True):
-        images, labels = read(image_file, axes=3), read(label_file, axes=1)
-        if images.shape[1:] != pixels:
-            raise _unfit(image_file, f"images of {_by(images.shape[1:])}", _by(pixels))
+        images, labels = read(image_file, 3, pixels), read(label_file, axes=1)
         if len(labels) != len(images):
             raise _unfit(
                 label_file,
@@ -77,19 +77,57 @@ def read_pairs(
     return all_images, np.concatenate(all_labels).astype(np.int64)
 
 
-def read(file: File, axes: int) -> Bytes:
-    """The array of unsigned bytes in an idx file that must have this many axes."""
+def read(file: File, axes: int, pixels: tuple[int, ...] | None = None) -> Bytes:
+    """The array of unsigned bytes in an idx file that must have this many axes.
+
+    With ``pixels``, its examples must have this shape.
+    """
     try:
-        with file.open("rb") as opened:
-            if not file.name.endswith(".gz"):
-                return _read(opened, file, axes)
-            with gzip.open(opened) as plain:
-                return _read(plain, file, axes)
+        with _opened(file) as (opened, size):
+            return decode(opened, size, file, axes, pixels)
     except DAMAGED as error:
-        raise _unfit(file, f"cannot be read ({error})", "a whole idx file") from None
+        found = f"cannot be read ({reason(error)})"
+        raise _unfit(file, found, "a whole idx file") from None
 
 
-def _read(opened: _Readable, file: File, axes: int) -> Bytes:
+def decode(
+    opened: IO[bytes],
+    size: int,
+    file: File,
+    axes: int,
+    pixels: tuple[int, ...] | None = None,
+) -> Bytes:
+    """The array in an open idx file of ``size`` bytes, compressed if its name says so.
+
+    A damaged file raises a DataError, or one of zip.DAMAGED.
+    """
+    if not file.name.endswith(".gz"):
+        return _read(opened, file, axes, pixels, size)
+    with gzip.GzipFile(fileobj=opened) as plain:
+        return _read(plain, file, axes, pixels, size * bounds.DEFLATE)
+
+
+@contextmanager
+def _opened(file: File) -> Iterator[tuple[IO[bytes], int]]:
+    """A file and its size; it may be in an archive."""
+    if isinstance(file, Path):
+        with open_ordinary(file) as opened:
+            yield opened, size_of(opened)
+    else:
+        member = file.root.getinfo(file.at)
+        check_member(file.root, member)
+        with file.root.open(member) as inside:
+            yield inside, member.file_size
+
+
+def _read(
+    opened: _Readable,
+    file: File,
+    axes: int,
+    pixels: tuple[int, ...] | None,
+    most: int,
+) -> Bytes:
+    """The array in an open idx file that has at most ``most`` bytes, unpacked."""
     header = opened.read(4 + 4 * axes)
     magic = bytes([0, 0, UNSIGNED_BYTES, axes])
     if not header:
@@ -99,11 +137,16 @@ def _read(opened: _Readable, file: File, axes: int) -> Bytes:
     shape = struct.unpack(f">{axes}I", header[4:])
     if 0 in shape:
         raise _unfit(file, f"{_by(shape)} numbers", "at least one example")
+    if pixels is not None and shape[1:] != pixels:
+        raise _unfit(file, f"images of {_by(shape[1:])}", _by(pixels))
+    if shape[0] > bounds.IDX_EXAMPLES:
+        found = f"{shape[0]:,} examples"
+        raise _unfit(file, found, f"at most {bounds.IDX_EXAMPLES:,}")
+    room = max(0, most - len(header))
+    if prod(shape) > room:
+        raise _unfit(file, f"ends after at most {room:,} numbers", f"{prod(shape):,}")
 
-    try:
-        array = np.empty(shape, dtype=np.uint8)
-    except (MemoryError, ValueError):
-        raise _unfit(file, f"{_by(shape)} numbers", "what fits into memory") from None
+    array = np.empty(shape, dtype=np.uint8)
     flat, filled = array.reshape(-1), 0
     while filled < flat.size and (chunk := opened.read(CHUNK)):
         if filled + len(chunk) > flat.size:

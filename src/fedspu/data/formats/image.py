@@ -1,8 +1,6 @@
 """Image files as pixels, read by Pillow (the extra ``images``)."""
 
 import re
-import struct
-import zlib
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +8,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspu.data.files import shown
+from fedspu.data import bounds
+from fedspu.data.files import reason, shown
 from fedspu.errors import DataError, how_to_install
 
 RECIPE = "images, 1"
@@ -19,6 +18,9 @@ RECIPE = "images, 1"
 SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""The formats of these files; Pillow knows more, and starts a program for one."""
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]
@@ -39,23 +41,25 @@ def decode(content: bytes, name: str, size: Size | None = None) -> Pixels:
     dropped, and with ``size`` it is stretched to that width and height.
     """
     library = _library()
+    if size is not None and size[0] * size[1] > bounds.IMAGE_PIXELS:
+        raise DataError(
+            f"{size[0]}x{size[1]} is the size asked for; expected at most "
+            f"{bounds.IMAGE_PIXELS:,} pixels"
+        )
     try:
-        with library.Image.open(BytesIO(content)) as image:
+        with library.Image.open(BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > bounds.IMAGE_PIXELS:
+                raise ValueError(
+                    f"{image.width}x{image.height} pixels could be a decompression "
+                    f"bomb; at most {bounds.IMAGE_PIXELS:,} are read"
+                )
             kind, depth = image.format, image.mode
             num_frames = getattr(image, "n_frames", 1)
             upright = library.ImageOps.exif_transpose(image)
             mode = "L" if depth in ("1", "L", "LA") else "RGB"
             plain = upright.convert(mode)
-    # Damage raises any of these, depending on the format and the place.
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        struct.error,
-        zlib.error,
-        library.Image.DecompressionBombError,
-    ) as error:
+    # Damage raises nearly anything, depending on the format and the place.
+    except Exception as error:
         raise DataError(
             f"{shown(name)} cannot be read ({_reason(error)}); expected a whole image "
             "file; replace or remove it"
@@ -86,6 +90,13 @@ def stack(images: list[Pixels], names: list[str]) -> Pixels:
                 f"put a size after the folder, as in FOLDER@{_size(images[0])}"
             )
     num_channels = max(len(image) for image in images)
+    size = len(images) * num_channels * images[0][0].size
+    if size > bounds.half_of_memory():
+        raise DataError(
+            f"{len(images):,} images like {shown(names[0])} take {size:,} bytes; "
+            f"expected at most {bounds.half_of_memory():,}, half of this machine's "
+            "memory; put a smaller size after the folder, as in FOLDER@64x64"
+        )
     return np.stack([np.repeat(i, num_channels // len(i), axis=0) for i in images])
 
 
@@ -96,7 +107,7 @@ def _size(image: Pixels) -> str:
 def _reason(error: Exception) -> str:
     if type(error).__name__ == "UnidentifiedImageError":
         return "no known image format"  # Pillow's own words show a memory address
-    return " ".join(str(error).split()) or type(error).__name__
+    return reason(error)
 
 
 def _library() -> ModuleType:

@@ -11,7 +11,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspu.data.files import shown
+from fedspu.data import bounds
+from fedspu.data.files import reason, shown
 from fedspu.errors import DataError, how_to_install
 
 RATE = 16_000
@@ -19,6 +20,7 @@ RATE = 16_000
 FORMATS = {".wav": ("WAV", "WAVEX", "RF64"), ".flac": ("FLAC",)}
 """A sound file's suffix -> the formats that libsndfile may find in it."""
 
+STARTS = (b"RIFF", b"RF64", b"fLaC")  # libsndfile would take many more kinds
 LOWEST_RATE, HIGHEST_RATE = 1_000, 1_000_000  # beyond these a header is damaged
 
 Wave = NDArray[np.float64]
@@ -29,16 +31,21 @@ def decode(content: bytes, name: str, seconds: float) -> Wave:
 
     Integers of any width are scaled to -1 to 1, floats are kept, channels are averaged.
     """
-    _refuse_cut_wav(content, name)
     soundfile = _library()
+    if not content.startswith(STARTS):
+        raise _broken(name, "cannot be read (neither WAV nor FLAC)")
+    _refuse_cut_wav(content, name)
     try:
         with soundfile.SoundFile(BytesIO(content)) as opened:
             kind, rate, num_frames = opened.format, opened.samplerate, opened.frames
+            _refuse_odd(name, rate, opened.channels)
             wanted = min(num_frames, ceil(seconds * rate))
             channels = opened.read(wanted, dtype="float64", always_2d=True)
-    except soundfile.SoundFileError as error:
-        reason = getattr(error, "error_string", str(error)).strip(" .")
-        raise _broken(name, f"cannot be read ({reason})") from None
+    except DataError:
+        raise
+    except Exception as error:  # damage, which the library tells in many ways
+        why = getattr(error, "error_string", "").strip(" .") or reason(error)
+        raise _broken(name, f"cannot be read ({why})") from None
 
     expected = FORMATS[Path(name).suffix.lower()]
     if kind not in expected:
@@ -46,8 +53,6 @@ def decode(content: bytes, name: str, seconds: float) -> Wave:
             f"{shown(name)} holds {kind} sound; expected {expected[0]}; give it the "
             "right suffix, or convert it"
         )
-    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise _broken(name, f"has {rate} samples a second")
     if num_frames == 0:
         raise _broken(name, "holds no sound: 0 samples")
     if len(channels) < wanted:
@@ -73,6 +78,16 @@ def resample(wave: Wave, rate: int) -> Wave:
     same = min(before, after) // 2
     kept[:same] = spectrum[:same]
     return np.fft.irfft(kept, after)[: ceil(len(wave) * RATE / rate)] * after / before
+
+
+def _refuse_odd(name: str, rate: int, num_channels: int) -> None:
+    """Raise a DataError for a header that would take much memory."""
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise _broken(name, f"has {rate} samples a second")
+    if num_channels > bounds.SOUND_CHANNELS:
+        raise _broken(
+            name, f"has {num_channels} channels, more than {bounds.SOUND_CHANNELS}"
+        )
 
 
 def _refuse_cut_wav(content: bytes, name: str) -> None:

@@ -5,10 +5,8 @@ targets from x: in language modelling, the next tokens.
 """
 
 import warnings
-import zlib
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile, is_zipfile
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -17,34 +15,42 @@ from torch import Tensor
 
 from fedspu.data import FROM_MEMORY
 from fedspu.data.dataset import NO_TARGETS, Dataset
+from fedspu.data.files import reason, shown
+from fedspu.data.formats.npz import read_npz
+from fedspu.data.formats.zip import DAMAGED, is_zip
 from fedspu.errors import DataError
+from fedspu.ordinary_files import open_ordinary
 from fedspu.tasks.task import IGNORED
 
 WANTED = "expected an .npz file with arrays x (examples) and y (targets)"
+MOST_SHOWN = 10  # names of arrays in a message
 
 
 def load(file: Path) -> Dataset:
     """The data set in an .npz file; nothing in the file is executed."""
     try:
-        with file.open("rb") as opened:
-            is_npz = is_zipfile(opened)
+        with open_ordinary(file) as opened:
+            return decode(opened, shown(file))
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; {WANTED}") from None
-    if not is_npz:
-        raise DataError(f"{file} is not an .npz file; {WANTED}")
+        raise DataError(f"{shown(file)}: {reason(error)}; {WANTED}") from None
 
+
+def decode(opened: IO[bytes], name: str) -> Dataset:
+    """The data set in an open .npz file called ``name``."""
+    if not is_zip(opened):
+        raise DataError(f"{name} is not an .npz file; {WANTED}")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            if "x" not in arrays.files:
-                found = ", ".join(arrays.files) or "nothing"
-                raise DataError(f"{file} holds {found}; {WANTED}")
-            x = arrays["x"]
-            y = arrays["y"] if "y" in arrays.files else None
-            owners = arrays["client"] if "client" in arrays.files else None
-    # Object arrays raise a ValueError, damage raises any of the others.
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise DataError(f"{file} cannot be read ({error}); {WANTED}") from None
-    return from_arrays(x, y, name=str(file), owners=owners)
+        arrays, names = read_npz(opened, ("x", "y", "client"))
+    except DAMAGED as error:
+        raise DataError(f"{name} cannot be read ({reason(error)}); {WANTED}") from None
+    if "x" not in arrays:
+        found = shown(", ".join(names[:MOST_SHOWN])) or "nothing"
+        raise DataError(f"{name} holds {found}; {WANTED}")
+    y, owners = arrays.get("y"), arrays.get("client")
+    try:
+        return from_arrays(arrays["x"], y, name=name, owners=owners)
+    except MemoryError:
+        raise DataError(f"{name} does not fit into memory; {WANTED}") from None
 
 
 def from_arrays(
@@ -130,7 +136,9 @@ def _targets(y: NDArray[np.generic], name: str) -> Tensor:
     if np.issubdtype(y.dtype, np.integer):
         return torch.from_numpy(y.astype(np.int64))
     if np.issubdtype(y.dtype, np.floating):
-        return torch.from_numpy(y)
+        # PyTorch has neither wider floats nor another order of bytes.
+        kind = y.dtype.newbyteorder("=") if y.dtype.itemsize <= 8 else np.float64
+        return torch.from_numpy(y.astype(kind, copy=False))
     raise DataError(
         f"{name}: y holds {y.dtype}; expected whole numbers (classes, tokens) or floats"
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedspu.data import bounds
 from fedspu.data.cache import Arrays, cache_place, cached
 from fedspu.data.dataset import Dataset
 from fedspu.data.files import read, shown
@@ -25,7 +26,7 @@ def load_images(folder: Path) -> Dataset:
     def build() -> Arrays:
         names = [str(file) for file in listing.files]
         images = [
-            image.decode(read(file), name, size)
+            image.decode(read(file, bounds.IMAGE_FILE), name, size)
             for file, name in zip(listing.files, names, strict=True)
         ]
         return {"x": image.stack(images, names)}
@@ -43,7 +44,10 @@ def load_sounds(folder: Path) -> Dataset:
 
     def build() -> Arrays:
         files = listing.files
-        spectra = [log_mel.read_log_mel(read(file), str(file)) for file in files]
+        spectra = [
+            log_mel.read_log_mel(read(file, bounds.SOUND_FILE), str(file))
+            for file in files
+        ]
         return {"x": np.stack(spectra)}
 
     arrays = cached("sounds", log_mel.RECIPE, listing.files, build)

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedspu.data import bounds
 from fedspu.data.cache import Arrays, cache_place, cached
 from fedspu.data.dataset import Dataset
-from fedspu.data.files import read, shown
+from fedspu.data.files import read, reason, shown
 from fedspu.data.formats import image
-from fedspu.errors import DataError, how_to_install
+from fedspu.errors import DataError, FedSPUError, how_to_install
 
 RECIPE = "hf, 1"
 """To be changed whenever ``_decode`` gives other arrays: caches depend on it."""
@@ -37,9 +38,16 @@ def load(folder: Path) -> Dataset:
     folder, size = image.part_size(folder)
     if not any((folder / n).is_file() for n in ("state.json", "dataset_dict.json")):
         raise DataError(f"{shown(folder)} holds no saved data set; {WANTED}")
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    found = sorted(folder.rglob("*"))
+    for file in found:
+        if not file.is_file() and not file.is_dir():
+            raise DataError(
+                f"{shown(file)} is a broken link, or not an ordinary file; {WANTED}; "
+                "remove it"
+            )
+    files = [file for file in found if file.is_file()]
     recipe = f"{RECIPE}, {image.RECIPE}, {size}"
-    arrays = cached("hf", recipe, files, lambda: _decode(folder, size))
+    arrays = cached("hf", recipe, files, lambda: _decoded(folder, size))
     return replace(
         _dataset(folder, arrays),
         sources=tuple(files),
@@ -47,9 +55,25 @@ def load(folder: Path) -> Dataset:
     )
 
 
+def _decoded(folder: Path, size: image.Size | None) -> Arrays:
+    try:
+        return _decode(folder, size)
+    except FedSPUError:
+        raise
+    except Exception as error:  # damage, which the library tells in many ways
+        raise DataError(
+            f"{shown(folder)} cannot be read ({reason(error)}); {WANTED}; save it again"
+        ) from None
+
+
 def _decode(folder: Path, size: image.Size | None) -> Arrays:
     library = _library()
     table = _open(library, folder)
+    if table.data.nbytes > bounds.half_of_memory():
+        raise DataError(
+            f"{shown(folder)} holds {table.data.nbytes:,} bytes; expected at most "
+            f"{bounds.half_of_memory():,}, half of this machine's memory"
+        )
     label = _choose(table, folder, LABELS, _is_label, "label")
     column = _choose(table, folder, INPUTS, _is_input, "image or array")
 
@@ -85,18 +109,9 @@ def _dataset(folder: Path, arrays: Arrays) -> Dataset:
 
 
 def _open(library: ModuleType, folder: Path) -> Any:
-    try:
-        saved = library.load_from_disk(str(folder))
-        if isinstance(saved, library.DatasetDict):
-            saved = library.concatenate_datasets(
-                [saved[name] for name in sorted(saved)]
-            )
-    # Damaged files, and splits whose columns differ.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"{shown(folder)} cannot be read ({reason}); {WANTED}; save it again"
-        ) from None
+    saved = library.load_from_disk(str(folder))
+    if isinstance(saved, library.DatasetDict):
+        saved = library.concatenate_datasets([saved[name] for name in sorted(saved)])
     return saved
 
 
@@ -151,7 +166,7 @@ def _images(
             raise DataError(
                 f"{shown(names[-1])} is empty; expected an image; remove the row"
             )
-        content = file["bytes"] or read(Path(file["path"]))
+        content = file["bytes"] or read(Path(file["path"]), bounds.IMAGE_FILE)
         images.append(image.decode(content, names[-1], size))
     return image.stack(images, names)
 

@@ -8,22 +8,19 @@ one that TensorFlow Datasets publishes.
 Pixels are scaled as in the paper's code: x / 255, then (x - 0.5) / 0.5.
 """
 
-import gzip
-import tarfile
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePath
-from typing import IO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedspu.data import bounds
 from fedspu.data.cache import Arrays, cache_place, cached
 from fedspu.data.dataset import Dataset, Scaling
-from fedspu.data.files import Download, not_here, places
-from fedspu.data.formats.cifar_pickle import read_batch
+from fedspu.data.files import Download, not_here, opened, places, read, shown
+from fedspu.data.formats import cifar_pickle, tar
 from fedspu.errors import DataError
 
 RECIPE = "training batches, 1"
@@ -97,56 +94,58 @@ def _decode(files: list[Path]) -> Arrays:
 
 def _in_folder(files: list[Path]) -> Iterator[tuple[str, Batch]]:
     for file in files:
-        try:
-            with file.open("rb") as opened:
-                yield file.stem, _read(opened, file)
-        except OSError as error:
-            raise DataError(f"{file} cannot be read ({error.strerror})") from None
+        yield file.stem, decode(read(file, _largest(file)), file, BATCH)
 
 
 def _in_archive(archive: Path) -> Iterator[tuple[str, Batch]]:
     """Each training batch by its name; nothing is unpacked to disk."""
-    try:
-        with (
-            gzip.open(archive) as stream,
-            tarfile.open(fileobj=stream, mode="r|") as members,
-        ):
-            for member in members:
-                name = PurePath(member.name)
-                content = members.extractfile(member) if name.stem in NAMES else None
-                if content is not None:
-                    yield name.stem, _read(content, archive / name)
-            stream.read()  # to the end, where gzip verifies its checksum
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{archive}: damaged ({error}); expected a whole archive. Download the "
-            "file again"
-        ) from None
+    seen = set()
+    with opened(archive) as stream:
+        members = tar.members(stream, shown(archive), bounds.CIFAR_ARCHIVE, _wanted)
+        for path, content in members:
+            if path.stem in seen:
+                raise DataError(
+                    f"{archive}: it holds {path.stem} twice; download it again"
+                )
+            seen.add(path.stem)
+            yield path.stem, decode(content, archive / path, BATCH)
 
 
-def _read(opened: IO[bytes], file: PurePath) -> Batch:
+def _wanted(path: PurePath) -> int:
+    return _largest(path) if path.stem in NAMES else 0
+
+
+def _largest(file: PurePath) -> int:
+    """The most bytes that a batch may have."""
+    if file.suffix == ".bin":
+        return BATCH * (1 + VALUES)
+    return cifar_pickle.largest(BATCH)
+
+
+def decode(content: bytes, file: PurePath, number: int) -> Batch:
+    """The pixels and labels of a batch of ``number`` images, from its file's bytes."""
     pixels, labels = (
-        _read_binary(opened, file)
+        _read_binary(content, file, number)
         if file.suffix == ".bin"
-        else read_batch(opened, file)
+        else cifar_pickle.read_batch(content, file, number)
     )
-    if pixels.shape != (BATCH, VALUES) or labels.shape != (BATCH,):
+    if pixels.shape != (number, VALUES) or labels.shape != (number,):
         found = f"pixels {pixels.shape} and labels {labels.shape}"
-        raise _unfit(file, found, f"({BATCH}, {VALUES}) and ({BATCH},)")
+        raise _unfit(file, found, f"({number}, {VALUES}) and ({number},)")
     if labels.min() < 0 or labels.max() >= len(CLASSES):
         wrong = labels[(labels < 0) | (labels >= len(CLASSES))][0]
         raise _unfit(file, f"the label {wrong}", f"labels from 0 to {len(CLASSES) - 1}")
     return pixels, labels
 
 
-def _read_binary(opened: IO[bytes], file: PurePath) -> Batch:
+def _read_binary(content: bytes, file: PurePath, number: int) -> Batch:
     """Records of a label and the red, green and blue planes, a byte each."""
-    record, content = 1 + VALUES, opened.read()
-    if len(content) != BATCH * record:
+    record = 1 + VALUES
+    if len(content) != number * record:
         found = f"{len(content):,} bytes"
-        expected = f"{BATCH * record:,}: {BATCH:,} records of {record:,}"
+        expected = f"{number * record:,}: {number:,} records of {record:,}"
         raise _unfit(file, found, expected)
-    records = np.frombuffer(content, dtype=np.uint8).reshape(BATCH, record)
+    records = np.frombuffer(content, dtype=np.uint8).reshape(number, record)
     return records[:, 1:], records[:, 0].astype(np.int64)
 
 

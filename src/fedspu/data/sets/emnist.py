@@ -13,7 +13,6 @@ convolution, so their scale hardly matters.
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
 from zipfile import Path as ZipPath
 
 import numpy as np
@@ -21,9 +20,11 @@ import torch
 
 from fedspu.data.cache import Arrays, cache_place, cached
 from fedspu.data.dataset import Dataset
-from fedspu.data.files import Download, not_here, places
+from fedspu.data.files import Download, not_here, places, reason
 from fedspu.data.formats import idx
+from fedspu.data.formats.zip import DAMAGED, open_zip
 from fedspu.errors import DataError
+from fedspu.ordinary_files import open_ordinary
 
 RECIPE = "byclass, training then test, upright, 1"
 PIXELS = (28, 28)
@@ -79,17 +80,17 @@ def _decode(files: list[Path]) -> Arrays:
         return _arrays(files)
     archive = files[0]
     try:
-        with ZipFile(archive) as opened:
-            root = ZipPath(opened)
+        with open_ordinary(archive) as opened, open_zip(opened) as inside:
+            root = ZipPath(inside)
             folder = root / "gzip" if (root / "gzip").is_dir() else root
             members = idx.find_all(folder, FILES)
             if not members:
                 raise DataError(f"{archive} holds no {FILES[0]}.gz; download it again")
             return _arrays(members)
-    except (BadZipFile, OSError, RuntimeError) as error:  # the last: encrypted
+    except DAMAGED as error:
         raise DataError(
-            f"{archive}: damaged ({error}); expected {DOWNLOADS[0]}. Download the file "
-            "again"
+            f"{archive}: damaged ({reason(error)}); expected {DOWNLOADS[0]}. Download "
+            "the file again"
         ) from None
 
 

@@ -6,20 +6,18 @@ https://arxiv.org/abs/1804.03209, CC BY 4.0. A clip is a WAV file of at most a s
 Their spectrograms (log_mel.py) are the examples.
 """
 
-import gzip
 import re
-import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 import numpy as np
 import torch
 
+from fedspu.data import bounds
 from fedspu.data.cache import Arrays, cache_place, cached
 from fedspu.data.dataset import Dataset
-from fedspu.data.files import Download, not_here, places, read, shown
-from fedspu.data.formats import log_mel
+from fedspu.data.files import Download, not_here, opened, places, read, shown
+from fedspu.data.formats import log_mel, tar
 from fedspu.data.formats.class_folders import list_classes
 from fedspu.data.formats.sound import FORMATS
 from fedspu.errors import DataError
@@ -89,28 +87,20 @@ def load(folder: Path | None = None) -> Dataset:
 
 def _in_folder(files: list[Path]) -> Iterator[Clip]:
     for file in files:
-        yield file.parent.name, file.name, read(file)
+        yield file.parent.name, file.name, read(file, bounds.SOUND_FILE)
 
 
 def _in_archive(archive: Path) -> Iterator[Clip]:
     """The clips of a .tar.gz, in its order; nothing is unpacked to disk."""
-    try:
-        with (
-            gzip.open(archive) as stream,
-            tarfile.open(fileobj=stream, mode="r|") as members,
-        ):
-            for member in members:
-                path = PurePath(member.name)
-                content = members.extractfile(member) if member.isfile() else None
-                is_hidden = path.name.startswith(".")
-                if content is not None and path.suffix in FORMATS and not is_hidden:
-                    yield path.parent.name, path.name, content.read()
-            stream.read()  # to the end, where gzip verifies its checksum
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise DataError(
-            f"{shown(archive)} cannot be read ({error}); expected the official "
-            f"{DOWNLOADS[0]}; fetch it again"
-        ) from None
+    with opened(archive) as stream:
+        members = tar.members(stream, shown(archive), bounds.SPEECH_ARCHIVE, _wanted)
+        for path, content in members:
+            yield path.parent.name, path.name, content
+
+
+def _wanted(path: PurePath) -> int:
+    is_clip = path.suffix in FORMATS and not path.name.startswith(".")
+    return bounds.SOUND_FILE if is_clip else 0
 
 
 def _decode(source: Path, files: list[Path]) -> Arrays:
@@ -132,6 +122,9 @@ def _decode(source: Path, files: list[Path]) -> Arrays:
         speakers.append(speaker[1])
         spectra.append(log_mel.read_log_mel(content, name))
 
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{shown(source)}: {shown(twice)} is there twice; remove one")
     words = [name.partition("/")[0] for name in names]
     missing = sorted(set(WORDS) - set(words))
     if missing:

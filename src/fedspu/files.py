@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fedspu.errors import DamagedError, StorageError
+from fedspu.ordinary_files import NO_FOLLOW, NO_WAIT, open_ordinary, size_of
 
 try:
     import fcntl
 except ImportError:  # this system has no such locks
     fcntl = None  # type: ignore[assignment]  # checked where it is used
-
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 LARGEST = 2**36
 """Bytes of the largest file that is read into memory."""
@@ -164,8 +162,8 @@ def read_file(path: Path, limit: int = LARGEST) -> bytes:
     Raises ``DamagedError`` if there is no such file.
     """
     try:
-        with _opened(path) as file:
-            size = os.fstat(file.fileno()).st_size
+        with open_ordinary(path, follow=False) as file:
+            size = size_of(file)
             if size > limit:
                 raise DamagedError(f"{path} has {size} bytes; expected at most {limit}")
             return file.read(size)
@@ -200,7 +198,7 @@ def check_marked(path: Path, mark: Mark) -> None:
 def mark_of(path: Path) -> Mark:
     """The mark of a file, of which only a small part is in memory at a time."""
     try:
-        with _opened(path) as file:
+        with open_ordinary(path, follow=False) as file:
             found = file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is a file
             return Mark(file.tell(), found)
     except OSError as error:
@@ -214,14 +212,6 @@ def not_a_link(folder: Path) -> Path:
     return folder
 
 
-def _opened(path: Path) -> BinaryIO:
-    opened = os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
-        raise DamagedError(f"{path} is not an ordinary file")
-    return open(opened, "rb")
-
-
 def _linked(path: Path) -> StorageError:
     return DamagedError(f"{path} is a link; links are not followed in a run folder")
 
@@ -231,6 +221,8 @@ def _unreadable(path: Path, error: OSError) -> StorageError:
         return DamagedError(f"{path} is missing")
     if error.errno == errno.ELOOP:
         return _linked(path)
+    if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENXIO):
+        return DamagedError(f"{path} is not an ordinary file")
     if error.errno == errno.EIO:
         return DamagedError(f"{path} cannot be read from the disk ({error.strerror})")
     return StorageError(f"{path} cannot be read ({error.strerror or error})")

@@ -20,6 +20,17 @@ from fedspu.federation.messages import (
     pack_reply,
     pack_request,
 )
+from fedspu.federation.storage.saved_index import (
+    INITIAL,
+    PLAN,
+    RECORDS,
+    SETTINGS,
+    VERSION,
+    Index,
+    JournalLine,
+    dump_index,
+)
+from fedspu.files import Mark
 from fedspu.neurons.blocks import extract
 from tests.data import files
 from tests.data.clips import sound_file, tone
@@ -118,10 +129,42 @@ def image() -> Iterator[bytes]:
         yield opened.getvalue()
 
 
+def index() -> Iterator[bytes]:
+    mark = Mark.of(b"hello")
+    found = Index(
+        version=VERSION,
+        round=3,
+        settings={"seed": 0, "train": {"lr": 0.1}},
+        data="(6, 1, 4, 4) torch.float32 0123456789abcdef",
+        files=dict.fromkeys((SETTINGS, PLAN, INITIAL), mark),
+        records=dict.fromkeys(RECORDS, mark),
+        global_state=mark,
+        extra=None,
+        global_score=0.5,
+    )
+    content = dump_index(found)
+    yield content
+    yield b"f" + found.model_dump_json().encode()
+
+
+def journal() -> Iterator[bytes]:
+    lines = [
+        JournalLine(
+            round=t,
+            memories={t: Mark.of(b"hello")},
+            stopped=[t],
+            scores={t: 0.5},
+            kept={t: {"fc": [0, 2]}},
+        )
+        for t in range(2)
+    ]
+    yield b"".join(line.model_dump_json().encode() + b"\n" for line in lines)
+
+
 SEEDS = {
     made.__name__: made
     for made in (wire, settings, npz, idx, cifar_binary, cifar_pickle, tar, sound)
-} | {"image": image}
+} | {"image": image, "index": index, "journal": journal}
 
 
 def main() -> None:

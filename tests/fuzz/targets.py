@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,7 +23,13 @@ from fedspu.data.formats import idx, image, sound, tar
 from fedspu.data.formats.zip import DAMAGED
 from fedspu.data.own import arrays
 from fedspu.data.sets import cifar10
-from fedspu.errors import DataError, FedSPUError, ModelError, SettingsError
+from fedspu.errors import (
+    DataError,
+    FedSPUError,
+    ModelError,
+    SettingsError,
+    StorageError,
+)
 from fedspu.federation.messages import (
     JudgeRequest,
     Packet,
@@ -33,6 +40,11 @@ from fedspu.federation.messages import (
     unpack_request,
 )
 from fedspu.federation.plan import Plan
+from fedspu.federation.storage.saved_index import (
+    dump_index,
+    load_index,
+    load_journal,
+)
 from fedspu.methods.method import Offer
 from fedspu.neurons.choose import choose_random
 from fedspu.random_streams import generator
@@ -201,9 +213,21 @@ def image_file(content: bytes) -> None:
 
 
 # The run folder ----------------------------------------------------------------------
-# To come: ``index`` and ``journal``, which read what fedspu.federation.saved_run saved.
-# Each is a function from bytes like those above, with ``refusing(StorageError)``, and a
-# line in TARGETS; its corpus is a folder of its name.
+
+
+def index(content: bytes) -> None:
+    if content[:1] == b"f":  # an index without its hash
+        text = content[1:]
+        digest = sha256(text).hexdigest().encode()
+        content = b'{"index": ' + text + b', "sha256": "' + digest + b'"}\n'
+    with refusing(StorageError):
+        found = load_index(content, "a.json")
+        assert load_index(dump_index(found), "a.json") == found
+
+
+def journal(content: bytes) -> None:
+    with refusing(StorageError):
+        load_journal(content, "a.jsonl")
 
 
 TARGETS: dict[str, Target] = {
@@ -216,6 +240,8 @@ TARGETS: dict[str, Target] = {
     "tar": tar_file,
     "sound": sound_file,
     "image": image_file,
+    "index": index,
+    "journal": journal,
 }
 
 torch.set_num_threads(1)

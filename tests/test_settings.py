@@ -185,6 +185,7 @@ def test_a_written_file_names_every_setting_that_has_a_value() -> None:
     assert set(GOOD) - set(written) == {
         "method.reading",
         "data.dir",
+        "clients.deadline",
         "judge.clients",
         "out",
         "train.schedule_rounds",

@@ -269,7 +269,7 @@ def test_no_message_is_larger_than_the_largest() -> None:
 
 
 def test_a_second_way_to_say_the_same_is_refused() -> None:
-    plan, request, reply, down, up = turn()
+    plan, request, _, down, up = turn()
     bitmap = down.positions
     assert bitmap[:1] == b"b"
     assert up.positions == b"="

@@ -249,8 +249,9 @@ def test_a_reply_with_more_bytes_than_any_has_is_refused_unread(
     plan, request, _, _, up = turn()
     most = {**vars(largest(plan)), "initial": 0}[part]
     monkeypatch.setattr("fedspu.federation.checks.unpack_reply", None)
+    longer: dict[str, Any] = {part: bytes(most + 1)}
     with pytest.raises(ModelError, match=rf"{most + 1} bytes of {part}; .*most {most}"):
-        read_reply(plan, request, replace(up, **{part: bytes(most + 1)}))
+        read_reply(plan, request, replace(up, **longer))
 
 
 def test_no_message_is_larger_than_the_largest() -> None:

@@ -86,14 +86,10 @@ def read_reply(
         _check_losses(plan, reply)
         _check_neurons(plan, request, reply)
         _check_finite("its", reply.payload)
-    # A message has one form. Any other hides something, such as bits that no neuron
-    # has; values have no second form.
-    if isinstance(reply, TrainReply):
-        reply_alone: Reply = replace(reply, payload={})
-    else:
-        reply_alone = reply
-    again = pack_reply(plan, request, reply_alone)
-    _check_form(packet, again)
+    # A message has one form: any other hides something, such as bits that belong to no
+    # neuron. Values have no second form.
+    bare = replace(reply, payload={}) if isinstance(reply, TrainReply) else reply
+    _check_form(packet, pack_reply(plan, request, bare))
     return reply
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedspu.conformance.entries import as_bytes, at_full_size, held_by_slim, is_active
 from fedspu.engines.local import LocalEngine
@@ -59,11 +60,11 @@ def requests(ready: Prepared, *clients: int) -> dict[int, TrainRequest]:
 def by_hand(method: str, client: int) -> Packet:
     """The bytes of a client's reply, written from what it trained."""
     ready = ready_for(method)
-    sent: list[State] = []
+    results: list[Trained] = []
 
     def train(turn: Turn, local: LocalTraining) -> Trained:
         trained = ready.plan.method.train(turn, local)
-        sent.append({name: t.clone() for name, t in trained.sent.items()})
+        results.append(trained)
         return trained
 
     plan = replace(ready.plan, method=replace(ready.plan.method, train=train))
@@ -71,10 +72,15 @@ def by_hand(method: str, client: int) -> Packet:
     request = requests(ready, client)[client]
     reply, _ = player.take_turn(request, Memory())
     examples, _ = ready.examples.part(client, "train")
+    if not plan.method.is_slim:  # else it is the loss of a model cut out of this one
+        keeps = plan.method.keeps_own
+        judged = results[0].own if keeps else results[0].sent
+        loss = validation_loss(ready, client, judged)
+        assert reply.val_loss == pytest.approx(loss, rel=1e-6)
     header = struct.pack(
         "<BBIII??dd",
         *(1, 1, 1, client, len(examples), False, True),
-        *(reply.train_loss, reply.val_loss),
+        *(results[0].loss, reply.val_loss),
     )
     if reply.active is None:
         return Packet(header)
@@ -87,7 +93,7 @@ def by_hand(method: str, client: int) -> Packet:
             for neuron in range(group.size)
         ]
         positions = b"b" + np.packbits(bits).tobytes()
-    state = sent[0]
+    state = results[0].sent
     if plan.method.is_slim:
         held = held_by_slim(plan.neurons, reply.active)
         state, _ = at_full_size(plan.neurons, held, state, plan.initial)
@@ -97,6 +103,14 @@ def by_hand(method: str, client: int) -> Packet:
             inside = is_active(plan.neurons, reply.active, name, shape)
             values += as_bytes(state[name][inside])
     return Packet(header, positions, values)
+
+
+def validation_loss(ready: Prepared, client: int, state: State) -> float:
+    model = ready.plan.build()
+    model.load_state_dict(state)
+    x, y = ready.examples.part(client, "val")
+    with torch.no_grad():
+        return float(F.cross_entropy(model.eval()(x), y))
 
 
 def same(a: Active, b: Active) -> bool:

@@ -73,8 +73,8 @@ def test_the_example_task_runs_and_is_another_one() -> None:
 def test_the_small_engine_of_its_page_gives_the_same_bits() -> None:
     given = (
         "from fedspu.federation.client import Client\n"
-        "from fedspu.federation.messages import pack_request, unpack_reply\n"
-        "from fedspu.federation.rounds import Answer, Cost, Facts\n"
+        "from fedspu.federation.engine import Facts\n"
+        "from fedspu.federation.messages import pack_request\n"
     )
     found: dict[str, Any] = {}
     exec(given + blocks("write-an-engine.md")[1], found)

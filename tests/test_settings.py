@@ -40,6 +40,8 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "clients.number": (100, 30),
     "clients.per_round": (10, 4),
     "clients.capacities": ((0.2, 0.4, 0.6, 0.8, 1.0), (0.5, 1.0)),
+    "clients.max_examples": (10_000_000, 500),
+    "clients.deadline": (None, 90.0),
     "rounds": (500, 20),
     "train.epochs": (5, 1),
     "train.batch_size": (128, 16),
@@ -185,6 +187,7 @@ def test_a_written_file_names_every_setting_that_has_a_value() -> None:
     assert set(GOOD) - set(written) == {
         "method.reading",
         "data.dir",
+        "clients.deadline",
         "judge.clients",
         "out",
         "train.schedule_rounds",

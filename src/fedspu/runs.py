@@ -34,7 +34,7 @@ from fedspu.federation.plan_file import (
     describe_plan,
     restore_plan,
 )
-from fedspu.federation.record import Clock, record_round, summarise
+from fedspu.federation.record import Clock, record_round, summarise, what_was_lost
 from fedspu.federation.rounds import Round, Scores, drop_old_memories, play
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.run_folder import RunFolder
@@ -446,11 +446,8 @@ def _play(
     summary = summarise(
         plan, examples.data.name, federation, scores, rounds, times, facts
     )
-    if lost := summary["refused_turns"]:
-        warnings.warn(
-            f"{lost} of clients' replies could not be used; rounds.jsonl says why",
-            stacklevel=3,
-        )
+    for loss in what_was_lost(summary):
+        warnings.warn(loss, stacklevel=3)
     if folder:
         folder.finish(summary)
     last = Checkpoint(federation, scores)

@@ -115,6 +115,15 @@ class ClientsSettings(Table):
         "equal groups of clients, in client order, or one for each client.",
         "--capacities",
     )
+    max_examples: Count = setting(
+        10_000_000, "Refuse a reply that claims to be from more examples than this."
+    )
+    deadline: NotNegative | None = setting(
+        None,
+        "Seconds that a worker may take for one client; then it is replaced, and the "
+        "client is asked once more. Default: 20 times as long as others took, and at "
+        "least a minute; 0: no limit. There is none if one process plays all clients.",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> "ClientsSettings":
@@ -318,8 +327,13 @@ class Settings(Table):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-SAME_BITS = frozenset({"out", "workers", "store.cache", "store.durable"})
-"""Settings that change nothing about a run's results."""
+SAME_BITS = frozenset(
+    {"out", "workers", "store.cache", "store.durable", "clients.deadline"}
+)
+"""Settings that change nothing about a run's results, unless a client's turn is lost.
+
+Whether one is depends on the machine as well, and records show it.
+"""
 
 SHORT_FORMS = {"method": "method.name", "early_stopping": "early_stopping.on"}
 """Tables that may be given by only their main value."""

@@ -37,5 +37,5 @@ def assert_caught(
     text = str(caught.value)
     assert text.startswith(f"{law}: ")
     assert f" on {net.__name__} violates the law " in text
-    assert "could not be checked" not in text
+    assert "could not be checked" not in text, text
     assert says in text

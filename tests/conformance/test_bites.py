@@ -395,7 +395,7 @@ def test_a_sum_in_the_order_of_arrival(monkeypatch: Patch) -> None:
                 total[name][index] += update.num_examples * update.payload[name]
                 weight[name][index] += update.num_examples
         return {
-            name: torch.where(weight[name] > 0, total[name] / weight[name], v)
+            name: torch.where(weight[name] > 0, total[name] / weight[name], v).to(v)
             for name, v in state.items()
         }
 
@@ -411,7 +411,9 @@ def test_neurons_drawn_from_a_generator_that_is_shared() -> None:
         return Offer(choose_random(now.neurons, now.capacity, shared))
 
     assert_caught(
-        SAME, replace(fedspu, name="mine", offer=fault), says="after a resume"
+        SAME,
+        replace(fedspu, name="mine", offer=fault),
+        says="with the last reply first",
     )
 
 

@@ -15,10 +15,10 @@ from fedspu.federation import client_memory as memory
 from fedspu.federation import rounds
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, unpack_memory
+from fedspu.federation.engine import Cost
 from fedspu.federation.messages import JudgeReply, JudgeRequest, Packet
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import summarise
-from fedspu.federation.rounds import Cost
 from fedspu.federation.server import Federation, next_federation
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun
@@ -262,7 +262,7 @@ def test_bytes_that_an_engine_under_reports(monkeypatch: Patch, name: str) -> No
             cost = Cost.of(down, up)
             return replace(cost, **{name: getattr(cost, name) // 2})
 
-    monkeypatch.setattr("fedspu.engines.local.Cost", Less)
+    monkeypatch.setattr("fedspu.federation.client.Cost", Less)
     monkeypatch.setattr("fedspu.engines.workers.Cost", Less)
     assert_caught(BYTES, says=f"{name} = ")
 

@@ -27,14 +27,15 @@ from fedspu.conformance.entries import first_difference, is_active
 from fedspu.conformance.nets import ConvNet, made_examples, mlp
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import ModelError, SettingsError
-from fedspu.federation.messages import Request, TrainReply
-from fedspu.federation.rounds import Answer
+from fedspu.federation.engine import Answer, Missing
+from fedspu.federation.messages import Request, TrainRequest
 from fedspu.methods import all_methods, make_method
 from fedspu.methods.fedspu import fedspu
 from fedspu.methods.method import Trained, Turn, local_epochs
 from fedspu.neurons.table import Axis, NeuronGroup, Neurons
 from fedspu.settings import MethodSettings
 from fedspu.training.epochs import LocalTraining
+from tests.oracles.tampering import with_values
 
 DATA = made_examples()
 SAME = "arrival_engine_and_resume_make_no_difference"
@@ -216,15 +217,18 @@ class Careless(LocalEngine):
 
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Answer | Missing]]:
         """What clients said, but for a bias."""
-        for client, answer in super().exchange(requests, broadcast):
-            reply = answer.reply
-            if isinstance(reply, TrainReply):
-                payload = {name: v.clone() for name, v in reply.payload.items()}
-                payload["5.bias"] += client == max(requests)
-                reply = replace(reply, payload=payload)
-            yield client, replace(answer, reply=reply)
+        asked = {client: requests[client] for client in requests}
+        for client, answer in super().exchange(asked, broadcast):
+            if isinstance(asked[client], TrainRequest) and client == max(requests):
+                assert isinstance(answer, Answer)
+                yield client, larger_bias(self.plan, asked[client], answer)
+            else:
+                yield client, answer
+
+
+larger_bias = with_values(lambda reply: {"5.bias": reply.payload["5.bias"] + 1})
 
 
 def test_engines_can_be_put_on_trial_too() -> None:

@@ -17,15 +17,14 @@ from torch import Tensor
 from fedspu.data.examples import DividedData
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Answer, Facts, Missing
 from fedspu.federation.messages import (
     Request,
     pack_request,
     pack_state,
-    unpack_reply,
     unpack_state,
 )
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Answer, Cost, Facts
 from fedspu.neurons.table import State
 
 
@@ -44,15 +43,13 @@ class FreshEngine:
 
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Answer | Missing]]:
         state = b"" if broadcast is None else bytes(pack_state(self.plan, broadcast))
         asked = {k: pack_request(self.plan, request) for k, request in requests.items()}
         running = {client: self._begin(client) for client in asked}
         for client, down in asked.items():
             said, _ = running[client].communicate(pickle.dumps((down, state)))
-            up = pickle.loads(said)
-            reply = unpack_reply(self.plan, requests[client], up)
-            yield client, Answer(reply, Cost.of(down, up))
+            yield client, pickle.loads(said)
 
     def _begin(self, client: int) -> subprocess.Popen[bytes]:
         places = (Path(__file__).parents[2] / name for name in (".", "src"))
@@ -80,8 +77,8 @@ def main(folder: Path) -> None:
     examples = OwnExamples(torch.load(folder / "examples"))
     client = Client(plan, examples, Shelf(folder / "shelf"), torch.device("cpu"))
     down, state = pickle.load(sys.stdin.buffer)
-    up = client.answer(down, unpack_state(plan, state) if state else None)
-    sys.stdout.buffer.write(pickle.dumps(up))
+    answer = client.respond(down, unpack_state(plan, state) if state else None)
+    sys.stdout.buffer.write(pickle.dumps(answer))
 
 
 if __name__ == "__main__":

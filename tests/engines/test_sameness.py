@@ -13,8 +13,9 @@ from torch import Tensor
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.federation.client_memory import Shelf, pack_memory
+from fedspu.federation.engine import Engine
 from fedspu.federation.record import record_round
-from fedspu.federation.rounds import Engine, Scores, play
+from fedspu.federation.rounds import Scores, play
 from fedspu.federation.server import Federation
 from fedspu.methods import CATALOGUE, Entry
 from fedspu.runs import Prepared, ready_model

@@ -208,10 +208,10 @@ def test_dropout_draws_from_the_turn_s_own_stream() -> None:
 # Broken training ---------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_a_number_names_round_and_client() -> None:
+def test_a_loss_that_is_not_a_number_is_refused() -> None:
     ready = with_part(prepared_for(), "train")
     request = first_request(ready, 2, t=7)
-    with pytest.raises(TrainingError, match=r"^round 7, client 2: the training loss"):
+    with pytest.raises(TrainingError, match=r"^the training loss is nan"):
         client_of(ready).reply(request)
 
 
@@ -233,15 +233,15 @@ def one_step(lr: float, scale: float = 1.0, **given: Any) -> Prepared:
 def test_a_model_ruined_by_its_last_step_is_refused(given: dict[str, Any]) -> None:
     ready = one_step(**given)
     client = client_of(ready)
-    with pytest.raises(TrainingError, match="round 1, client 5"):
+    with pytest.raises(TrainingError, match=r"lower train\.lr"):
         client.reply(first_request(ready, 5))
     assert client.shelf.names() == []  # a turn that failed leaves nothing
 
 
-def test_a_test_loss_that_is_not_a_number_names_round_and_client() -> None:
+def test_a_test_loss_that_is_not_a_number_is_refused() -> None:
     ready = with_part(prepared_for(), "test")
     request = JudgeRequest(round=3, client=2, last=0, which="personal")
-    with pytest.raises(TrainingError, match=r"^round 3, client 2: on its test examp"):
+    with pytest.raises(TrainingError, match=r"^on its test examples"):
         client_of(ready).reply(request)
 
 

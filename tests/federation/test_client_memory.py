@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from fedspu import State
 from fedspu.errors import StorageError
 from fedspu.federation.client_memory import Shelf, pack_memory, unpack_memory
-from fedspu.federation.rounds import Answer, Cost, Round, drop_old_memories
+from fedspu.federation.engine import Cost
+from fedspu.federation.rounds import Round, Used, drop_old_memories
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory, ModelState
 from tests.oracles.federation import empty_reply, same_bits
@@ -132,7 +133,7 @@ def test_files_that_are_no_memories_are_let_alone(tmp_path: Path) -> None:
 def played(federation: Federation, clients: list[int], refused: list[int]) -> Round:
     """A round in which these clients took part, and those were refused."""
     t = federation.round + 1
-    answers = {k: Answer(empty_reply(t, k), Cost(0, 0, 0, 0, 0.0)) for k in clients}
+    answers = {k: Used(empty_reply(t, k), Cost(0, 0, 0, 0, 0.0)) for k in clients}
     last = {**federation.last, **dict.fromkeys(clients, t)}
     return Round(
         Federation(t, {}, last=last), answers, refused=dict.fromkeys(refused, "why")

@@ -26,11 +26,9 @@ from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
     Packet,
-    Reply,
     Request,
     TrainReply,
     TrainRequest,
-    check_reply,
     pack_reply,
     pack_request,
     pack_state,
@@ -522,66 +520,3 @@ def test_a_request_for_a_client_that_is_not_there_is_refused() -> None:
     ):
         with pytest.raises(ModelError, match=r"client 6; expected 0 to 5$"):
             unpack_request(plan, pack_request(plan, request))
-
-
-# What the server must not use --------------------------------------------------------
-
-
-def refused(reply: Reply) -> str | None:
-    """Why the server refuses this as client 2's reply in round 5."""
-    return check_reply(base_plan("mlp"), 5, 2, reply)
-
-
-NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        empty_reply(5, 2),
-        empty_reply(5, 2, payload={"a": torch.zeros(3), "n": torch.tensor(2)}),
-        empty_reply(5, 2, num_examples=1, train_loss=1e300, val_loss=-3.0),
-        JudgeReply(5, 2, 1, -0.5, 1e9),
-    ],
-)
-def test_a_sound_reply_is_taken(reply: Reply) -> None:
-    assert refused(reply) is None
-
-
-@pytest.mark.parametrize(("t", "client"), [(4, 2), (6, 2), (5, 3), (0, 0)])
-def test_a_reply_of_another_client_or_round_is_refused(t: int, client: int) -> None:
-    why = f"it belongs to client {client} in round {t}"
-    assert refused(empty_reply(t, client)) == why
-    assert refused(JudgeReply(t, client, 1, 0.5, 0.5)) == why
-
-
-def test_a_reply_from_no_examples_is_refused() -> None:
-    assert refused(empty_reply(5, 2, num_examples=0)) == "it is from 0 examples"
-    assert refused(JudgeReply(5, 2, 0, 0.5, 0.5)) == "it is from 0 examples"
-
-
-@pytest.mark.parametrize("value", NOT_FINITE)
-def test_a_reply_with_a_number_that_is_not_finite_is_refused(value: float) -> None:
-    found = refused(empty_reply(5, 2, train_loss=value))
-    assert found == f"its training loss is {value}"
-    assert "accuracy" in (refused(JudgeReply(5, 2, 1, 0.5, value)) or "")
-    assert f"loss {value}" in (refused(JudgeReply(5, 2, 1, value, 0.5)) or "")
-
-
-@pytest.mark.parametrize("value", NOT_FINITE)
-def test_a_reply_with_a_validation_loss_that_is_not_finite_is_refused(
-    value: float,
-) -> None:
-    """It is written to the records, which are strict JSON."""
-    assert "validation loss" in (refused(empty_reply(5, 2, val_loss=value)) or "")
-
-
-@pytest.mark.parametrize("value", NOT_FINITE)
-@pytest.mark.parametrize("dtype", DTYPES.values())
-def test_a_reply_with_a_weight_that_is_not_finite_is_refused(
-    value: float, dtype: torch.dtype
-) -> None:
-    bad = torch.tensor([[0.0, 1.0], [value, 2.0]], dtype=dtype)
-    payload = {"a": torch.zeros(3), "b.weight": bad, "n": torch.tensor(2)}
-    found = refused(empty_reply(5, 2, payload=payload))
-    assert found == "its b.weight is not finite"

@@ -5,9 +5,16 @@ from typing import Any
 import pytest
 
 from fedspu.engines.machine import peak_rss_bytes
+from fedspu.federation.engine import Facts
 from fedspu.federation.plan import Plan
-from fedspu.federation.record import COSTS, label, record_round, summarise
-from fedspu.federation.rounds import Facts, Round, Scores
+from fedspu.federation.record import (
+    COSTS,
+    label,
+    record_round,
+    summarise,
+    what_was_lost,
+)
+from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
 from fedspu.settings import MethodSettings
 from tests.oracles.federation import Played, plan_for, play_all, prepared_for
@@ -64,22 +71,37 @@ def test_who_was_missing_or_refused_is_in_the_line_of_its_round() -> None:
         answers={},
         missing={5: "no network", 1: "asleep"},
         refused={3: "its training loss is nan"},
+        ignored={2: 3},
+        unjudged={0: "its accuracy is nan"},
     )
     (line,) = record_round(plan, done, {})["rounds.jsonl"]
     assert line["clients"] == []
     assert line["train_loss"] is None
-    assert line["missing_clients"] == [1, 5]
+    assert line["missing_clients"] == {"1": "asleep", "5": "no network"}
+    assert list(line["missing_clients"]) == ["1", "5"]
     assert line["refused_clients"] == {"3": "its training loss is nan"}
+    assert line["ignored_replies"] == {"2": 3}
+    assert line["unjudged_clients"] == {"0": "its accuracy is nan"}
 
 
 def test_missing_and_refused_turns_are_counted_in_the_summary() -> None:
     played, recorded = lines()
     plan, last = played.engine.plan, played.rounds[-1]
     assert summary_of(plan, last, recorded)["missing_turns"] == 0
-    lost = replace(last, missing={0: "asleep", 1: "asleep"}, refused={2: "why"})
+    assert not list(what_was_lost(summary_of(plan, last, recorded)))
+    lost = replace(
+        last,
+        missing={0: "asleep", 1: "asleep"},
+        refused={2: "why"},
+        ignored={2: 3, 4: 2},
+        unjudged={1: "why", 2: "why", 3: "why"},
+    )
     recorded += [record_round(plan, lost, {"wall_seconds": 1.0})] * 2
     found = summary_of(plan, last, recorded)
-    assert (found["missing_turns"], found["refused_turns"]) == (4, 2)
+    names = ("missing_turns", "refused_turns", "ignored_replies", "unjudged_turns")
+    assert [found[name] for name in names] == [4, 2, 10, 6]
+    said = list(what_was_lost(found))
+    assert [text.split()[0] for text in said] == ["4", "2", "10", "6"]
 
 
 def test_the_engine_s_facts_are_in_the_summary() -> None:

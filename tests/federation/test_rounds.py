@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -9,17 +9,15 @@ import torch
 from fedspu import State, Update
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError
+from fedspu.federation.engine import Answer, Cost, Facts, Missing
 from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
     Request,
     TrainReply,
+    pack_reply,
 )
 from fedspu.federation.rounds import (
-    Answer,
-    Cost,
-    Facts,
-    Missing,
     Round,
     Scores,
     drop_old_memories,
@@ -46,6 +44,14 @@ from tests.oracles.federation import (
     prepared_for,
     same_bits,
     slow_federation,
+)
+from tests.oracles.tampering import (
+    Change,
+    Tampering,
+    absent,
+    fields,
+    read,
+    with_values,
 )
 
 # A whole federation against a slow one that was written from the paper ----------------
@@ -125,7 +131,7 @@ class Spy(LocalEngine):
 
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Answer | Missing]]:
         for request in requests.values():
             if isinstance(request, JudgeRequest):
                 self.asked.append((list(requests), request.which))
@@ -219,7 +225,7 @@ class Late(LocalEngine):
 
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Answer | Missing]]:
         yield from reversed(list(super().exchange(requests, broadcast)))
 
 
@@ -245,57 +251,18 @@ def test_what_is_early_waits_and_what_is_missing_holds_nobody_up_for_good() -> N
 
 # Replies that cannot be used, and clients that do not answer --------------------------
 
-Change = Callable[[Answer], Answer | Missing]
-
-
-class Tampering:
-    """An engine in which one client's replies in one round are changed on the way."""
-
-    facts = Facts()
-
-    def __init__(self, ready: Prepared, t: int, client: int, change: Change) -> None:
-        self.inner = LocalEngine(ready.plan, ready.examples)
-        self.t, self.client, self.change = t, client, change
-
-    def exchange(
-        self, requests: Mapping[int, Request], broadcast: State | None = None
-    ) -> Iterator[tuple[int, Answer | Missing]]:
-        for client, answer in self.inner.exchange(requests, broadcast):
-            reply = answer.reply
-            is_it = isinstance(reply, TrainReply) and reply.round == self.t
-            if is_it and client == self.client:
-                yield client, self.change(answer)
-            else:
-                yield client, answer
-
-    def close(self) -> None: ...
-
-
-def changed(**given: Any) -> Change:
-    def change(answer: Answer) -> Answer:
-        return replace(answer, reply=replace(answer.reply, **given))
-
-    return change
-
-
-def not_finite(answer: Answer) -> Answer:
-    assert isinstance(answer.reply, TrainReply)
-    payload = dict(answer.reply.payload)
-    payload["fc.bias"] = torch.full_like(payload["fc.bias"], float("nan"))
-    return replace(answer, reply=replace(answer.reply, payload=payload))
-
-
-def judged_instead(answer: Answer) -> Answer:
-    return replace(answer, reply=JudgeReply(2, 2, 4, 0.5, 0.5))
-
+not_finite = with_values(
+    lambda reply: {"fc.bias": torch.full_like(reply.payload["fc.bias"], float("nan"))}
+)
+judged_instead = read(lambda _: JudgeReply(2, 2, 4, 0.5, 0.5))
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "another client's": (changed(client=3), "it belongs to client 3 in round 2"),
-    "of another round": (changed(round=1), "it belongs to client 2 in round 1"),
-    "from no example": (changed(num_examples=0), "it is from 0 examples"),
-    "no loss": (changed(train_loss=float("nan")), "its training loss is nan"),
+    "another client's": (fields(client=3), "it belongs to client 3 in round 2"),
+    "of another round": (fields(round=1), "it belongs to client 2 in round 1"),
+    "from no example": (fields(num_examples=0), "it is from 0 examples"),
+    "no loss": (fields(train_loss=float("nan")), "its training loss is nan"),
     "no weight": (not_finite, "its fc.bias is not finite"),
-    "of another kind": (judged_instead, "it is a JudgeReply"),
+    "of another kind": (judged_instead, "it is a JudgeReply; expected a TrainReply"),
 }
 
 
@@ -329,8 +296,8 @@ def test_a_refused_reply_is_as_if_its_client_had_not_been_there(
     )
     change, reason = CHANGES[kind]
     engine = Tampering(ready, 2, 2, change)
-    absent = Tampering(ready, 2, 2, lambda _: Missing("it is not there"))
-    found, expected = list(played_by(engine, ready)), list(played_by(absent, ready))
+    lost = Tampering(ready, 2, 2, absent)
+    found, expected = list(played_by(engine, ready)), list(played_by(lost, ready))
 
     assert [done.refused for done, _ in found] == [{}, {2: reason}, {}]
     assert [done.missing for done, _ in found] == [{}, {}, {}]
@@ -347,7 +314,7 @@ def test_a_refused_reply_is_as_if_its_client_had_not_been_there(
         assert done.scores == other.scores
     # What it kept of that turn is gone, what it had before is not.
     assert found[1][1] == {(2, 1)} | {(k, 2) for k in (0, 1, 3, 4, 5)}
-    memories = [e.inner.shelf.get(2, 3) for e in (engine, absent)]
+    memories = [e.inner.shelf.get(2, 3) for e in (engine, lost)]
     assert memories[0].losses == memories[1].losses
     states = [memory.own.state if memory.own else {} for memory in memories]
     assert same_bits(*states)
@@ -356,7 +323,7 @@ def test_a_refused_reply_is_as_if_its_client_had_not_been_there(
 
 def test_one_that_is_refused_has_not_stopped() -> None:
     ready = prepared_for(clients__per_round=6)
-    refuse = changed(has_stopped=True, train_loss=float("inf"))
+    refuse = fields(has_stopped=True, train_loss=float("inf"))
     engine = Tampering(ready, 1, 4, refuse)
     done = play_round(Federation(0, ready.plan.initial), ready.plan, engine)
     assert done.refused.keys() == {4}
@@ -400,15 +367,18 @@ class Answering:
         (None, "it is not there"),
         (JudgeReply(0, 2, 1, 0.5, 0.5), "it belongs to client 2 in round 0"),
         (JudgeReply(0, 3, 1, float("nan"), 0.5), "its accuracy is 0.5, loss nan"),
-        (empty_reply(0, 3), "its reply is a TrainReply"),
+        (empty_reply(0, 3), "it is a TrainReply"),
     ],
 )
 def test_a_client_that_cannot_be_judged_is_an_error_that_says_why(
     reply: Any, reason: str
 ) -> None:
     plan, free = plan_for(), Cost(0, 0, 0, 0, 0.0)
-    answer = Missing("it is not there") if reply is None else Answer(reply, free)
     start = Federation(0, plan.initial)
+    answer: Answer | Missing = Missing("it is not there")
+    if reply is not None:
+        request = JudgeRequest(0, 3, 0, "personal")
+        answer = Answer(pack_reply(plan, request, reply), free)
     with pytest.raises(FedSPUError, match=rf"client 3 could not be judged: {reason}"):
         judge(plan, Answering(answer), start, [3], "personal")
 

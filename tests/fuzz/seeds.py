@@ -152,6 +152,7 @@ def journal() -> Iterator[bytes]:
         JournalLine(
             round=t,
             memories={t: Mark.of(b"hello")},
+            num_examples={t: 9},
             stopped=[t],
             scores={t: 0.5},
             kept={t: {"fc": [0, 2]}},

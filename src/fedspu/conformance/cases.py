@@ -17,8 +17,9 @@ from fedspu.conformance.recording import Recording, record
 from fedspu.data.examples import DividedData, divide
 from fedspu.engines.machine import one_thread
 from fedspu.engines.workers import can_fork
+from fedspu.federation.engine import Engine
 from fedspu.federation.plan import Build, Plan, capacities_of
-from fedspu.federation.rounds import Engine, Round, Scores, play
+from fedspu.federation.rounds import Round, Scores, play
 from fedspu.federation.server import Federation
 from fedspu.methods import METHODS, find_entry, make_method
 from fedspu.methods.method import Memory, Method

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedspu.data.examples import DividedData
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Answer, Cost, Facts
 from fedspu.federation.messages import (
     JudgeRequest,
     Packet,
@@ -28,7 +29,7 @@ from fedspu.federation.messages import (
     unpack_request,
 )
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Answer, Cost, Facts, Scores, play
+from fedspu.federation.rounds import Scores, play
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory, Method, Trained, Turn
 from fedspu.neurons.blocks import state_of
@@ -154,8 +155,7 @@ class RecordingEngine:
             if isinstance(request, JudgeRequest):
                 down = pack_request(self.plan, request)
                 up = self.client.answer(down, broadcast)
-                reply = unpack_reply(self.plan, request, up)
-                yield client, Answer(reply, Cost.of(down, up))
+                yield client, Answer(up, Cost.of(down, up))
             else:
                 yield client, self._turn(request)
 
@@ -192,7 +192,7 @@ class RecordingEngine:
         turns[-1] = replace(turn, arrived=_copy_reply(arrived))
         memories[request.client] = after
         self.client.shelf.put(request.client, request.round, after)
-        return Answer(arrived, Cost.of(down, up))
+        return Answer(up, Cost.of(down, up))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

@@ -14,8 +14,8 @@ from fedspu.engines.machine import (
 )
 from fedspu.engines.workers import WorkersEngine, can_fork, window
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Engine
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Engine
 from fedspu.settings import Settings
 from fedspu.units import size
 

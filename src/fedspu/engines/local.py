@@ -7,9 +7,9 @@ import torch
 from fedspu.engines.machine import warm_up
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
-from fedspu.federation.messages import Request, pack_request, unpack_reply
+from fedspu.federation.engine import Answer, Facts, Missing
+from fedspu.federation.messages import Request, pack_request
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Answer, Cost, Facts
 from fedspu.neurons.table import State
 
 
@@ -31,14 +31,11 @@ class LocalEngine:
 
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Answer | Missing]]:
         """Play each client's turn, in client order."""
         for client in sorted(requests):
-            request = requests[client]
-            down = pack_request(self.plan, request)
-            up = self.client.answer(down, broadcast)
-            reply = unpack_reply(self.plan, request, up)
-            yield client, Answer(reply, Cost.of(down, up))
+            down = pack_request(self.plan, requests[client])
+            yield client, self.client.respond(down, broadcast)
 
     def close(self) -> None:
         """Nothing to close."""

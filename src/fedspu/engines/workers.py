@@ -3,7 +3,8 @@
 Workers are forked once, so they have the data and the model without copying them.
 Messages go through memory that both sides share; a pipe carries their lengths. A turn
 depends only on its request and the client's memory, so the number of workers changes
-only the time. A worker that dies is replaced, and its client is asked once more.
+only the time. A worker that dies, or does not answer in time, is replaced, and its
+client is asked once more.
 """
 
 import ctypes
@@ -20,24 +21,25 @@ from dataclasses import dataclass
 from itertools import islice
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
+from time import monotonic
 
 import torch
 
 from fedspu.data.examples import DividedData
+from fedspu.engines.deadline import Deadline
 from fedspu.engines.machine import forget_peak, peak_rss_bytes, warm_up
 from fedspu.errors import FedSPUError
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Answer, Cost, Facts, Missing
 from fedspu.federation.messages import (
     Packet,
     Request,
     pack_request,
     pack_state,
-    unpack_reply,
     unpack_state,
 )
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Answer, Cost, Facts, Missing
 from fedspu.neurons.table import State
 
 
@@ -50,6 +52,9 @@ def window(num_workers: int) -> int:
 
 
 MAX_TRIES = 2
+
+TICK = 0.25
+"""Seconds between two looks at deadlines."""
 
 
 def can_fork() -> bool:
@@ -64,7 +69,9 @@ class Job:
     client: int
     request: Request
     packet: Packet
-    tries: int = 0  # how often a worker died in it
+    length: float  # about how long it takes, in no unit
+    tries: int = 0  # how often a worker was lost in it
+    waited: float = 0.0  # seconds since a worker was given it
 
 
 class Worker:
@@ -91,11 +98,13 @@ class Worker:
         """Give it a job; ``staged`` is the number of the state on the stage."""
         self.pipe.send((_write(self.down, job.packet), staged))
 
-    def receive(self) -> Packet:
+    def receive(self) -> Packet | Missing:
         """The result of its job; raises what it raised, or EOFError if it is dead."""
         is_done, result = self.pipe.recv()
         if not is_done:
             raise pickle.loads(result)
+        if isinstance(result, Missing):
+            return result
         lengths, seconds, self.peak = result
         return _read(self.up, lengths, seconds)
 
@@ -120,6 +129,7 @@ class WorkersEngine:
         self._stage = mmap(-1, whole + 1)
         self._staged = 0  # how many states have been on the stage
         self._peak = 0
+        self._deadline = Deadline(plan.settings.clients.deadline)
         warm_up(plan)
         self._workers: list[Worker] = []
         try:
@@ -144,17 +154,10 @@ class WorkersEngine:
         turns = _Turns(self.plan, self.examples, requests, self.num_workers)
         for job, up in self._work(turns.next):
             turns.end(job.client)
-            if up is None:
-                yield (
-                    job.client,
-                    Missing(
-                        f"its worker died {MAX_TRIES} times; is there enough memory? "
-                        "Try --workers 1"
-                    ),
-                )
-                continue
-            reply = unpack_reply(self.plan, job.request, up)
-            yield job.client, Answer(reply, Cost.of(job.packet, up), job.tries > 0)
+            if isinstance(up, Missing):
+                yield job.client, up
+            else:
+                yield job.client, Answer(up, Cost.of(job.packet, up), job.tries > 0)
 
     def close(self) -> None:
         """End the workers."""
@@ -178,8 +181,8 @@ class WorkersEngine:
 
     def _work(
         self, next_job: Callable[[], Job | None]
-    ) -> Iterator[tuple[Job, Packet | None]]:
-        """Let workers do all jobs; yield each with its result, None if it was lost."""
+    ) -> Iterator[tuple[Job, Packet | Missing]]:
+        """Let workers do all jobs; yield each with its result, or why there is none."""
         running: dict[int, Job] = {}  # by worker
         try:
             yield from self._doing(next_job, running)
@@ -189,9 +192,19 @@ class WorkersEngine:
 
     def _doing(
         self, next_job: Callable[[], Job | None], running: dict[int, Job]
-    ) -> Iterator[tuple[Job, Packet | None]]:
+    ) -> Iterator[tuple[Job, Packet | Missing]]:
         again: list[Job] = []
-        done: list[tuple[Job, Packet | None]] = []
+        done: list[tuple[Job, Packet | Missing]] = []
+
+        def lose(place: int, reason: str) -> None:
+            job = running.pop(place)
+            self._replace(place)
+            job.tries, job.waited = job.tries + 1, 0.0
+            if job.tries < MAX_TRIES:
+                again.append(job)
+            else:
+                done.append((job, Missing(reason)))
+
         while True:
             for place in range(self.num_workers):
                 if place not in running:
@@ -207,19 +220,37 @@ class WorkersEngine:
                 continue
             if not running:
                 return
-            pipes = {self._workers[place].pipe: place for place in running}
-            for pipe in wait(list(pipes)):
-                place = pipes[pipe]  # type: ignore[index]  # each is one of ours
-                job = running.pop(place)
+            for place in self._wait(running):
+                job = running[place]
                 try:
-                    done.append((job, self._workers[place].receive()))
+                    found = self._workers[place].receive()
                 except (EOFError, OSError):
-                    self._replace(place)
-                    job.tries += 1
-                    if job.tries < MAX_TRIES:
-                        again.append(job)
-                    else:
-                        done.append((job, None))
+                    lose(place, DIED)
+                    continue
+                except BaseException:
+                    running.pop(place)  # it has ended, and can be used again
+                    raise
+                done.append((running.pop(place), found))
+                self._deadline.note(job.request, job.length, job.waited)
+            for place, job in list(running.items()):
+                limit = self._deadline.seconds(job.request, job.length)
+                if job.waited > limit:
+                    lose(place, f"no answer within {limit:g} s, {MAX_TRIES} times")
+
+    def _wait(self, running: Mapping[int, Job]) -> list[int]:
+        """Wait for a moment; the workers that have ended their jobs, or are dead."""
+        pipes = {self._workers[place].pipe: place for place in running}
+        began = monotonic()
+        ready = wait(list(pipes), TICK)
+        # If this process was stopped meanwhile, its workers were as well: time that
+        # passed unseen does not count.
+        passed = min(monotonic() - began, TICK)
+        for job in running.values():
+            job.waited += passed
+        return [pipes[pipe] for pipe in ready]  # type: ignore[index]  # all are ours
+
+
+DIED = f"its worker died {MAX_TRIES} times; is there enough memory? Try --workers 1"
 
 
 class _Turns:
@@ -247,7 +278,8 @@ class _Turns:
         client = max(waiting, key=self._length)
         self._begun.add(client)
         request = self.requests[client]
-        return Job(client, request, pack_request(self.plan, request))
+        packet = pack_request(self.plan, request)
+        return Job(client, request, packet, self._length(client))
 
     def end(self, client: int) -> None:
         """A client's turn has ended."""
@@ -292,9 +324,12 @@ def _serve(
         try:
             if staged != shown:
                 shown, broadcast = staged, unpack_state(plan, stage)
-            packet = client.answer(_read(down, lengths), broadcast)
-            result = _write(up, packet), packet.seconds, peak_rss_bytes()
-            pipe.send((True, result))
+            found = client.respond(_read(down, lengths), broadcast)
+            if isinstance(found, Missing):
+                pipe.send((True, found))
+                continue
+            seconds = found.up.seconds
+            pipe.send((True, (_write(up, found.up), seconds, peak_rss_bytes())))
         except Exception as error:  # whatever it is, the main process raises it
             pipe.send((False, _portable(error)))
 

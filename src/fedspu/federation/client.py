@@ -9,8 +9,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedspu.errors import TrainingError
+from fedspu.errors import (
+    FedSPUError,
+    ModelError,
+    SettingsError,
+    StorageError,
+    TrainingError,
+)
+from fedspu.federation.checks import check_broadcast, read_request
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Answer, Cost, Missing
 from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
@@ -20,10 +28,10 @@ from fedspu.federation.messages import (
     TrainReply,
     TrainRequest,
     pack_reply,
-    unpack_request,
 )
 from fedspu.federation.plan import Plan
 from fedspu.federation.workbench import Placed, Workbench
+from fedspu.imports import raised
 from fedspu.methods.method import (
     ClientRound,
     Memory,
@@ -64,12 +72,32 @@ class Client:
         self.device = device
         self.workbench = Workbench(plan, device)
 
+    def respond(
+        self, packet: Packet, broadcast: State | None = None
+    ) -> Answer | Missing:
+        """The answer to a request, or why there is none: one client's turn is lost.
+
+        Errors that are not the client's own are raised: its shelf cannot be used, or
+        the method's answers cannot.
+        """
+        try:
+            up = self.answer(packet, broadcast)
+        except (StorageError, SettingsError):
+            raise
+        except FedSPUError as error:
+            return Missing(str(error), has_failed=True)
+        except Exception as error:  # the user's own code, or PyTorch
+            return Missing(f"it raised {raised(error)}", has_failed=True)
+        return Answer(up, Cost.of(packet, up))
+
     def answer(self, packet: Packet, broadcast: State | None = None) -> Packet:
         """The reply to a request; ``broadcast`` is what was sent to all clients alike.
 
         What the client keeps is put on its shelf before it replies.
         """
-        request = unpack_request(self.plan, packet)
+        request = read_request(self.plan, packet)
+        if broadcast is not None:
+            check_broadcast(self.plan, broadcast)
         reply, seconds = self.reply(request, broadcast)
         return replace(pack_reply(self.plan, request, reply), seconds=seconds)
 
@@ -77,18 +105,14 @@ class Client:
         self, request: Request, broadcast: State | None = None
     ) -> tuple[Reply, float]:
         """The reply to a request, and the seconds it took to compute."""
-        t, client = request.round, request.client
-        memory = self.shelf.get(client, request.last)
+        memory = self.shelf.get(request.client, request.last)
         began = perf_counter()
-        try:
-            if isinstance(request, JudgeRequest):
-                found = self.judge(request, memory, broadcast)
-                return found, perf_counter() - began
-            reply, kept = self.take_turn(request, memory)
-            seconds = perf_counter() - began
-        except TrainingError as error:
-            raise TrainingError(f"round {t}, client {client}: {error}") from None
-        self.shelf.put(client, t, kept)
+        if isinstance(request, JudgeRequest):
+            found = self.judge(request, memory, broadcast)
+            return found, perf_counter() - began
+        reply, kept = self.take_turn(request, memory)
+        seconds = perf_counter() - began
+        self.shelf.put(request.client, request.round, kept)
         return reply, seconds
 
     # A turn (Algorithm 1, lines 8 to 11, and Algorithm 2, lines 8 to 16) --------------
@@ -267,7 +291,7 @@ class Client:
         if which == "personal" and method.judged_by == "own":
             return memory.own or ModelState(self.plan.initial)
         if global_state is None:
-            raise ValueError("this model cannot be judged without the server's model")
+            raise ModelError("a request to judge came without the server's model")
         if which == "personal" and method.judged_by == "slice" and method.offer:
             active = answered(method, "offer", method.offer(now), Offer).active
             cut = slim_state(global_state, self.plan.neurons, active)

@@ -5,11 +5,12 @@ message is a header, positions and values. Values are the blocks of the payload 
 after the other, in the order of the neuron table, which both sides have; positions say
 which neurons are active: as a bitmap, or as the random stream they were drawn from,
 whichever is shorter. Nothing else is sent, and the bytes counted are the bytes sent.
+Here messages are written and read; ``checks.py`` says which may be used.
 """
 
 import struct
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from mmap import mmap
 from typing import Any
 
@@ -19,7 +20,6 @@ import torch
 from fedspu.errors import ModelError
 from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer, Which
-from fedspu.neurons.blocks import is_finite
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Payload, State
 from fedspu.random_streams import KEY_BYTES, generator
@@ -117,6 +117,11 @@ _TRAIN_REQUEST = struct.Struct("<BBIII?")
 _JUDGE_REQUEST = struct.Struct("<BBIII?")
 _TRAIN_REPLY = struct.Struct("<BBIII??dd")
 _JUDGE_REPLY = struct.Struct("<BBIIIdd")
+
+LONGEST_HEADER = max(
+    form.size for form in (_TRAIN_REQUEST, _JUDGE_REQUEST, _TRAIN_REPLY, _JUDGE_REPLY)
+)
+"""The bytes of the longest header."""
 
 
 # Requests -----------------------------------------------------------------------------
@@ -238,26 +243,6 @@ def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
     )
 
 
-def check_reply(plan: Plan, round: int, client: int, reply: Reply) -> str | None:
-    """Why the server must not use this reply of a client; None if it may."""
-    if (reply.round, reply.client) != (round, client):
-        return f"it belongs to client {reply.client} in round {reply.round}"
-    if reply.num_examples < 1:
-        return f"it is from {reply.num_examples} examples"
-    if isinstance(reply, JudgeReply):
-        if not (isfinite(reply.loss) and isfinite(reply.value)):
-            return f"its {plan.task.metric.title} is {reply.value}, loss {reply.loss}"
-        return None
-    if not isfinite(reply.train_loss):
-        return f"its training loss is {reply.train_loss}"
-    if reply.val_loss is not None and not isfinite(reply.val_loss):
-        return f"its validation loss is {reply.val_loss}"
-    for name, values in reply.payload.items():
-        if not is_finite(values):
-            return f"its {name} is not finite"
-    return None
-
-
 # Headers and positions ----------------------------------------------------------------
 
 
@@ -326,6 +311,12 @@ def _pack_bitmap(plan: Plan, active: Active) -> bytes:
     ]
     flat = np.concatenate(bits) if bits else np.zeros(0, dtype=bool)
     return _BITMAP + np.packbits(flat).tobytes()
+
+
+def longest_positions(plan: Plan) -> int:
+    """The most bytes that positions take, in either form."""
+    bitmap = (sum(group.size for group in plan.neurons.groups) + 7) // 8
+    return 1 + max(KEY_BYTES, bitmap)
 
 
 def _unpack_offer(plan: Plan, positions: bytes, client: int) -> Offer:

@@ -81,6 +81,13 @@ class Plan:
         return self.method.exchanges and self.stays <= self.neurons.statistics
 
     @property
+    def sends_initial(self) -> bool:
+        """Whether a client is sent w0 when it is first asked to train."""
+        # A slim model uses only that part of w0 which stays with the client.
+        method = self.method
+        return method.keeps_own and (not method.is_slim or bool(self.stays))
+
+    @property
     def uses_global(self) -> bool:
         """Whether clients use the global model as it is."""
         return self.method.judged_by == "global" and self.method.ready is None

@@ -1,14 +1,17 @@
 """A round as lines of the run's records, and a whole run as its summary.
 
-Records hold the task's metric under its own name, as in ``personal_accuracy``.
+Records hold the task's metric under its own name, as in ``personal_accuracy``. A client
+that could not be judged (``unjudged_clients``) is in the personal means with its score
+from before, or not at all if it never had one; the global mean is without it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+from fedspu.federation.engine import Facts
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Facts, Round, Scores
+from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
 from fedspu.settings import MethodSettings
 
@@ -54,8 +57,10 @@ def record_round(
     round_line = {
         "round": played.federation.round,
         "clients": sorted(played.answers),
-        "missing_clients": sorted(played.missing),
-        "refused_clients": {str(k): why for k, why in sorted(played.refused.items())},
+        "missing_clients": _by_client(played.missing),
+        "refused_clients": _by_client(played.refused),
+        "ignored_replies": _by_client(played.ignored),
+        "unjudged_clients": _by_client(played.unjudged),
         "train_loss": sum(losses) / len(losses) if losses else None,
         f"personal_{metric}": scores.personal_mean,
         f"participating_{metric}": scores.participating_mean,
@@ -78,6 +83,11 @@ def record_round(
             }
         ],
     }
+
+
+def _by_client(found: Mapping[int, Any]) -> dict[str, Any]:
+    """What was found about clients, in client order, as JSON has it."""
+    return {str(client): value for client, value in sorted(found.items())}
 
 
 def _client_lines(plan: Plan, played: Round) -> list[dict[str, Any]]:
@@ -145,8 +155,28 @@ def summarise(
         "workers": facts.num_workers,
         "missing_turns": sum(len(line["missing_clients"]) for line in rounds),
         "refused_turns": sum(len(line["refused_clients"]) for line in rounds),
+        "ignored_replies": sum(
+            sum(line.get("ignored_replies", {}).values()) for line in rounds
+        ),
+        "unjudged_turns": sum(len(line.get("unjudged_clients", {})) for line in rounds),
         "peak_rss_bytes": facts.peak_bytes,
     }
+
+
+def what_was_lost(summary: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each kind of loss in a run, for the user."""
+    where = "rounds.jsonl says why"
+    if lost := summary["missing_turns"]:
+        yield f"{lost} of clients' turns were lost; {where}"
+    if lost := summary["refused_turns"]:
+        yield f"{lost} of clients' replies could not be used; {where}"
+    if lost := summary["ignored_replies"]:
+        yield f"{lost} replies came that nobody had asked for"
+    if lost := summary["unjudged_turns"]:
+        yield (
+            f"{lost} times a client could not be judged, and its score is an older "
+            f"one; {where}"
+        )
 
 
 def label(chosen: MethodSettings) -> str:

@@ -1,21 +1,16 @@
 """The loop over rounds: play one, judge what changed, report."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from fedspu.errors import FedSPUError, TrainingError
+from fedspu.errors import FedSPUError, ModelError, TrainingError
+from fedspu.federation.checks import read_reply
 from fedspu.federation.client_memory import Shelf
-from fedspu.federation.messages import (
-    JudgeReply,
-    Packet,
-    Reply,
-    Request,
-    TrainReply,
-    check_reply,
-)
+from fedspu.federation.engine import Answer, Cost, Engine, Missing
+from fedspu.federation.messages import JudgeReply, TrainReply
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import (
     Federation,
@@ -26,73 +21,6 @@ from fedspu.federation.server import (
 )
 from fedspu.methods.method import Which, answered
 from fedspu.neurons.average import Accumulator
-from fedspu.neurons.table import State
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one client's turn cost: bytes as serialised, seconds as measured."""
-
-    bytes_initial: int
-    bytes_down: int
-    bytes_up: int
-    index_bytes: int
-    train_seconds: float
-
-    @staticmethod
-    def of(down: Packet, up: Packet) -> "Cost":
-        """What these messages cost."""
-        return Cost(
-            bytes_initial=len(down.initial),
-            bytes_down=len(down.values),
-            bytes_up=len(up.values),
-            index_bytes=down.index_bytes + up.index_bytes,
-            train_seconds=up.seconds,
-        )
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A client's reply and what it cost."""
-
-    reply: Reply
-    cost: Cost
-    retried: bool = False  # the client was lost once, and asked again
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Why a client gave no answer."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What an engine can tell about itself."""
-
-    num_workers: int = 1
-    peak_bytes: int = 0  # memory of the largest of its other processes
-
-
-class Engine(Protocol):
-    """A way to reach clients: it carries messages, and that is all."""
-
-    @property
-    def facts(self) -> Facts:
-        """What it can tell about itself."""
-
-    def exchange(
-        self, requests: Mapping[int, Request], broadcast: State | None = None
-    ) -> Iterator[tuple[int, Answer | Missing]]:
-        """Carry each request to its client, and its reply back; in any order.
-
-        ``broadcast`` goes to all of these clients alike. A client that cannot be
-        reached is ``Missing``, with the reason.
-        """
-
-    def close(self) -> None:
-        """Release all that the engine holds."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +43,25 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Used:
+    """A reply that was used, without its values, which are in the average."""
+
+    reply: TrainReply
+    cost: Cost
+    retried: bool = False  # the client was lost once, and asked again
+
+
+@dataclass(frozen=True)
 class Round:
     """What one round did."""
 
     federation: Federation  # as it is after the round
-    answers: dict[int, Answer]  # without their values, which are in the average
+    answers: dict[int, Used]
     missing: dict[int, str] = field(default_factory=dict)  # and why
     refused: dict[int, str] = field(default_factory=dict)  # and why
+    ignored: dict[int, int] = field(default_factory=dict)  # replies nobody asked for
     scores: Scores = field(default_factory=Scores)
+    unjudged: dict[int, str] = field(default_factory=dict)  # and why
     judged: dict[int, float] = field(default_factory=dict)  # the participants' models
     is_global_judged: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went
@@ -130,17 +69,16 @@ class Round:
     def replies(self) -> Iterator[tuple[int, TrainReply]]:
         """Each participant's reply, in client order."""
         for client, answer in self.answers.items():
-            if isinstance(answer.reply, TrainReply):
-                yield client, answer.reply
+            yield client, answer.reply
 
 
 def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
     """Play one round; clients are reached only through ``engine``."""
     watch = Stopwatch()
-    answers: dict[int, Answer] = {}
-    replies: dict[int, TrainReply] = {}
-    missing: dict[int, str] = {}
+    answers: dict[int, Used] = {}
+    missing: dict[int, Missing] = {}
     refused: dict[int, str] = {}
+    ignored: dict[int, int] = {}
 
     # Server: send each chosen client the blocks that the method offers it.
     requests = TrainRequests(federation, plan, federation.round + 1)
@@ -152,27 +90,49 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
     )
 
     # Clients: merge, train the active neurons, send them back.
-    arriving = in_client_order(requests, engine.exchange(requests))
-    for client, answer in watch.waiting(arriving):
+    first = first_answers(requests, engine.exchange(requests), ignored)
+    for client, answer in watch.waiting(in_client_order(requests, first)):
         if isinstance(answer, Missing):
-            missing[client] = answer.reason
+            missing[client] = answer
             continue
-        reply = answer.reply
-        if not isinstance(reply, TrainReply):
-            refused[client] = f"it is a {type(reply).__name__}"
+        count = federation.num_examples.get(client)
+        try:
+            reply = read_reply(plan, requests.asked(client), answer.up, count)
+        except ModelError as error:
+            refused[client] = str(error)
             continue
-        if reason := check_reply(plan, requests.t, client, reply):
-            refused[client] = reason
-            continue
+        if not isinstance(reply, TrainReply):  # read_reply has refused it
+            raise TypeError(f"a train request got a {type(reply).__name__}")
 
         # Server: average each entry over the clients that trained it.
         if update := update_of(plan, reply):
             combined.add(update)
-        replies[client] = reply = replace(reply, payload={})  # its values are added
-        answers[client] = replace(answer, reply=reply)
+        reply = replace(reply, payload={})  # its values are added
+        answers[client] = Used(reply, answer.cost, answer.retried)
 
+    _refuse_if_all_failed(requests.t, len(requests), missing)
+    replies = {client: used.reply for client, used in answers.items()}
     federation = next_federation(plan, federation, combined.result(), replies)
-    return Round(federation, answers, missing, refused, seconds=watch.seconds())
+    return Round(
+        federation,
+        answers,
+        {client: lost.reason for client, lost in missing.items()},
+        refused,
+        ignored,
+        seconds=watch.seconds(),
+    )
+
+
+def _refuse_if_all_failed(
+    t: int, num_asked: int, missing: Mapping[int, Missing]
+) -> None:
+    """End a run in which the turns of all clients that were asked went wrong."""
+    failed = {k: lost.reason for k, lost in missing.items() if lost.has_failed}
+    if not failed or len(failed) < num_asked:
+        return
+    client, reason = next(iter(failed.items()))
+    others = f"; the other {num_asked - 1} failed too" if num_asked > 1 else ""
+    raise TrainingError(f"round {t}, client {client}: {reason}{others}")
 
 
 def drop_old_memories(shelf: Shelf, before: Federation, played: Round) -> None:
@@ -186,6 +146,25 @@ def drop_old_memories(shelf: Shelf, before: Federation, played: Round) -> None:
 
 
 T = TypeVar("T")
+
+
+def first_answers(
+    clients: Iterable[int],
+    answers: Iterable[tuple[int, Answer | Missing]],
+    ignored: dict[int, int],
+) -> Iterator[tuple[int, Answer | Missing]]:
+    """The first answer of every client that was asked; all others are counted.
+
+    A client of which nothing was heard in the end is missing.
+    """
+    waiting = set(clients)
+    for client, answer in answers:
+        if client in waiting:
+            waiting.remove(client)
+            yield client, answer
+        else:
+            ignored[client] = ignored.get(client, 0) + 1
+    yield from ((client, Missing("no answer")) for client in sorted(waiting))
 
 
 def in_client_order(
@@ -229,11 +208,14 @@ def play(
 
     ``known`` are the scores so far: none at the beginning of a run.
     """
+    first = Judging({})
     if not known.personal:
-        everyone = plan.judged_clients
-        known = Scores(judge(plan, engine, federation, everyone, "personal"))
+        first = judge(plan, engine, federation, plan.judged_clients, "personal")
+        known = Scores(first.scores)
     while not is_over(federation, plan):
-        played = _judged(plan, engine, play_round(federation, plan, engine), known)
+        played = play_round(federation, plan, engine)
+        played = _judged(plan, engine, replace(played, unjudged=first.unjudged), known)
+        first = Judging({})
         federation, known = played.federation, played.scores
         lost = {**played.missing, **played.refused}
         if is_over(federation, plan) and lost and not federation.last:
@@ -256,59 +238,97 @@ def is_over(federation: Federation, plan: Plan) -> bool:
 # Judging ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Judging:
+    """What clients that were asked to judge a model replied."""
+
+    scores: dict[int, float]
+    unjudged: dict[int, str] = field(default_factory=dict)  # and why
+    ignored: dict[int, int] = field(default_factory=dict)  # replies nobody asked for
+
+
 def judge(
     plan: Plan,
     engine: Engine,
     federation: Federation,
     clients: Sequence[int],
     which: Which,
-) -> dict[int, float]:
-    """How well each client's own model, or the global one, does on its test part."""
+    known: Mapping[int, float] | None = None,
+) -> Judging:
+    """How well each client's own model, or the global one, does on its test part.
+
+    It is an error if none of them can be judged, unless only one was asked and there
+    are scores ``known`` from before.
+    """
     is_own = which == "personal" and plan.method.keeps_own
     requests = judge_requests(federation, list(clients), which)
     broadcast = None if is_own else federation.global_state
     scores: dict[int, float] = {}
-    for client, answer in engine.exchange(requests, broadcast):
+    missing: dict[int, Missing] = {}
+    ignored: dict[int, int] = {}
+    arriving = engine.exchange(requests, broadcast)
+    for client, answer in first_answers(requests, arriving, ignored):
         if isinstance(answer, Missing):
-            raise FedSPUError(f"client {client} could not be judged: {answer.reason}")
-        reply = answer.reply
-        if not isinstance(reply, JudgeReply):
-            kind = type(reply).__name__
-            raise FedSPUError(
-                f"client {client} could not be judged: its reply is a {kind}"
-            )
-        if problem := check_reply(plan, federation.round, client, reply):
-            raise FedSPUError(f"client {client} could not be judged: {problem}")
-        scores[client] = reply.value
-    return {client: scores[client] for client in clients}
+            missing[client] = answer
+            continue
+        try:
+            reply = read_reply(plan, requests[client], answer.up)
+        except ModelError as error:
+            missing[client] = Missing(str(error))
+            continue
+        if isinstance(reply, JudgeReply):
+            scores[client] = reply.value
+    missing = {client: missing[client] for client in clients if client in missing}
+    if missing and not scores and not (len(clients) == 1 and known):
+        _refuse_if_all_failed(federation.round, len(clients), missing)
+        client, lost = next(iter(missing.items()))
+        raise FedSPUError(f"client {client} could not be judged: {lost.reason}")
+    return Judging(
+        {client: scores[client] for client in clients if client in scores},
+        {client: lost.reason for client, lost in missing.items()},
+        ignored,
+    )
 
 
 def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
-    """Judge the models that changed; ask every client only in rounds when it is due."""
+    """Judge the models that changed; ask every client only in rounds when it is due.
+
+    A client that could not be judged keeps its score from before, or has none.
+    """
     began = perf_counter()
     federation, method = played.federation, plan.method
     everyone = plan.judged_clients
     personal, global_ = dict(known.personal), known.global_
     judged: dict[int, float] = {}
+    unjudged, ignored = dict(played.unjudged), Counter(played.ignored)
+
+    def ask(clients: Sequence[int], which: Which) -> dict[int, float]:
+        found = judge(plan, engine, federation, clients, which, known.personal)
+        unjudged.update(found.unjudged)
+        ignored.update(found.ignored)
+        return found.scores
+
     if method.keeps_own:
-        changed = [k for k in everyone if k in played.answers]
-        judged = judge(plan, engine, federation, changed, "personal")
+        judged = ask([k for k in everyone if k in played.answers], "personal")
         personal.update(judged)
     is_due = is_over(federation, plan) or (
         federation.round % plan.settings.judge.every == 0
     )
     if is_due and plan.has_global:
-        scores = judge(plan, engine, federation, everyone, "global")
+        scores = ask(everyone, "global")
         global_ = _mean(scores.values())
         if plan.uses_global:
-            personal = scores
+            personal.update(scores)
     if is_due and not method.keeps_own and not plan.uses_global:
-        personal = judge(plan, engine, federation, everyone, "personal")
-    took_part = frozenset(federation.last) & frozenset(everyone)
+        personal.update(ask(everyone, "personal"))
+    personal = {client: personal[client] for client in everyone if client in personal}
+    took_part = frozenset(federation.last) & frozenset(personal)
     return replace(
         played,
         scores=Scores(personal, took_part, global_),
         judged=judged,
+        unjudged=unjudged,
+        ignored=dict(ignored),
         is_global_judged=is_due,
         seconds={**played.seconds, "judging": perf_counter() - began},
     )

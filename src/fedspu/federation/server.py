@@ -30,6 +30,8 @@ class Federation:
     kept: Mapping[int, Active] = field(default_factory=dict)
     # The memory of the method and of the server's optimizer.
     extra: State = field(default_factory=dict)
+    # How many training examples each client has, as it first said.
+    num_examples: Mapping[int, int] = field(default_factory=dict)
 
 
 # Who takes part, and what is sent -----------------------------------------------------
@@ -63,6 +65,7 @@ class TrainRequests(Mapping[int, TrainRequest]):
     def __init__(self, federation: Federation, plan: Plan, t: int) -> None:
         self.federation, self.plan, self.t = federation, plan, t
         self._clients = choose_clients(federation, plan, t)
+        self._offers: dict[int, Offer | None] = {}  # to clients not yet heard of
 
     def offer(self, client: int) -> Offer | None:
         """What the method offers one client (Algorithms 1 and 2, line 6)."""
@@ -78,18 +81,25 @@ class TrainRequests(Mapping[int, TrainRequest]):
         plan, federation = self.plan, self.federation
         offer = self.offer(client)
         where = plan.travelling(offer.active) if offer else {}
-        # A slim model uses only that part of w0 which stays with the client.
-        method = plan.method
-        needs_initial = method.keeps_own and (not method.is_slim or plan.stays)
         is_new = client not in federation.last
+        self._offers[client] = offer
         return TrainRequest(
             round=self.t,
             client=client,
             last=federation.last.get(client, 0),
             offer=offer,
             payload=extract(federation.global_state, where),
-            initial=plan.initial if is_new and needs_initial else None,
+            initial=plan.initial if is_new and plan.sends_initial else None,
         )
+
+    def asked(self, client: int) -> TrainRequest:
+        """What one client was asked, without the values; may be called once."""
+        if client in self._offers:
+            offer = self._offers.pop(client)
+        else:
+            offer = self.offer(client)
+        last = self.federation.last.get(client, 0)
+        return TrainRequest(self.t, client, last, offer, payload={}, initial=None)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
@@ -151,6 +161,10 @@ def next_federation(
         last={**before.last, **dict.fromkeys(replies, t)},
         kept={**before.kept, **chosen},
         extra=extra,
+        num_examples={
+            **before.num_examples,
+            **{k: r.num_examples for k, r in replies.items()},
+        },
     )
 
 

@@ -231,6 +231,11 @@ class Method:
         return self.judged_by == "own"
 
     @property
+    def trains_what_is_offered(self) -> bool:
+        """Whether clients train all that they are offered, and nothing else."""
+        return self.keep is what_was_offered
+
+    @property
     def exchanges(self) -> bool:
         """Whether anything crosses between server and clients."""
         return self.offer is not None

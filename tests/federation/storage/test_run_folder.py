@@ -16,8 +16,9 @@ import fedspu
 from fedspu import runs
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
-from fedspu.federation.messages import Request, TrainReply
-from fedspu.federation.rounds import Answer, Cost, Round, Scores
+from fedspu.federation.engine import Answer, Cost, Missing
+from fedspu.federation.messages import Request, TrainReply, TrainRequest
+from fedspu.federation.rounds import Round, Scores, Used
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import SavedRun
@@ -33,6 +34,7 @@ from tests.oracles.federation import (
     named,
     same_bits,
 )
+from tests.oracles.tampering import fields
 
 State = fedspu.State
 
@@ -49,7 +51,7 @@ def save(folder: RunFolder, federation: Federation, scores: Scores) -> None:
     """Save a round in which those took part whose last round it is."""
     t = federation.round
     answers = {
-        client: Answer(empty_reply(t, client), Cost(0, 0, 0, 0, 0.0))
+        client: Used(empty_reply(t, client), Cost(0, 0, 0, 0, 0.0))
         for client, last in federation.last.items()
         if last == t
     }
@@ -498,15 +500,19 @@ def test_a_refused_turn_is_recorded_and_leaves_no_memory(
 ) -> None:
     """Client 2's second reply is not finite; then it begins from its first turn."""
     exchange = LocalEngine.exchange
+    change = fields(train_loss=float("nan"))
 
     def broken(
         self: LocalEngine, requests: Mapping[int, Request], broadcast: Any = None
-    ) -> Iterator[tuple[int, Answer]]:
-        for client, answer in exchange(self, requests, broadcast):
-            reply = answer.reply
-            if isinstance(reply, TrainReply) and (reply.round, client) == (2, 2):
-                reply = replace(reply, train_loss=float("nan"))
-            yield client, replace(answer, reply=reply)
+    ) -> Iterator[tuple[int, Answer | Missing]]:
+        asked = {client: requests[client] for client in requests}
+        for client, answer in exchange(self, asked, broadcast):
+            request = asked[client]
+            is_it = isinstance(request, TrainRequest) and request.round == 2
+            if is_it and client == 2 and isinstance(answer, Answer):
+                yield client, change(self.plan, request, answer)
+            else:
+                yield client, answer
 
     monkeypatch.setattr(LocalEngine, "exchange", broken)
     given = {"clients__per_round": 6}

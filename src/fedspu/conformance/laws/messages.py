@@ -89,7 +89,9 @@ def only_what_was_trained_leaves_a_client(case: Case) -> None:
                     )
 
 
-SERVER_KNOWS = {"round", "global_state", "stopped", "last", "kept", "extra"}
+SERVER_KNOWS = {
+    *("round", "global_state", "stopped", "last", "kept", "extra", "num_examples"),
+}
 REPLY_HOLDS = {
     *(
         "round",

@@ -12,9 +12,10 @@ from fedspu.conformance.entries import first_difference, is_active
 from fedspu.conformance.laws.law import Broken, in_words, law, played_to_its_end
 from fedspu.conformance.recorded_turns import arrived, training_of, up_of
 from fedspu.conformance.recording import RecordedTraining, RecordedTurn, Recording
+from fedspu.federation.engine import Answer, Cost, Facts
 from fedspu.federation.messages import Reply, Request
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Answer, Cost, Facts, play_round
+from fedspu.federation.rounds import play_round
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory
 from fedspu.neurons.table import State
@@ -63,7 +64,7 @@ class _Replay:
     ) -> Iterator[tuple[int, Answer]]:
         """The recorded replies."""
         for client, turn in sorted(self.turns.items(), reverse=True):
-            yield client, Answer(arrived(turn), Cost.of(turn.down, up_of(turn)))
+            yield client, Answer(up_of(turn), Cost.of(turn.down, up_of(turn)))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

@@ -322,6 +322,11 @@ class RunFolder:
         return JournalLine(
             round=now.round,
             memories=self._mark_memories(now.round, sorted(played.answers)),
+            num_examples={
+                client: now.num_examples[client]
+                for client in played.answers
+                if client in now.num_examples and client not in old.num_examples
+            },
             stopped=sorted(now.stopped - old.stopped),
             scores={
                 client: score

@@ -68,6 +68,7 @@ class JournalLine(_Strict):
 
     round: Whole
     memories: dict[Whole, Mark]  # the file of each client that took part
+    num_examples: dict[Whole, Whole]  # of those that took part for the first time
     stopped: list[Whole]
     scores: dict[Whole, FiniteFloat]
     kept: dict[Whole, dict[str, list[Whole]]]

@@ -130,7 +130,9 @@ class SavedRun:
         stopped: set[int] = set()
         personal: dict[int, float] = {}
         kept: dict[int, Active] = {}
+        num_examples: dict[int, int] = {}
         for line in self._journal:
+            num_examples.update(line.num_examples)
             stopped.update(line.stopped)
             personal.update(line.scores)
             for client, active in line.kept.items():
@@ -138,7 +140,14 @@ class SavedRun:
         last = {client: t for client, (t, _) in self.memories.items()}
         took_part = frozenset(last) & frozenset(personal)
         return Checkpoint(
-            Federation(self.round, {}, frozenset(stopped), last, kept),
+            Federation(
+                self.round,
+                {},
+                frozenset(stopped),
+                last,
+                kept,
+                num_examples=num_examples,
+            ),
             Scores(personal, took_part, self.index.global_score),
         )
 

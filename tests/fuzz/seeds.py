@@ -50,10 +50,6 @@ def wire() -> Iterator[bytes]:
     yield b"q" + bytes_of(pack_request(plan(), judged))
     trained = TrainReply(1, 0, active, payload, 9, 0.5, None, False)
     yield b"r" + bytes_of(pack_reply(plan(), offered, trained))
-    everything = plan().neurons.everything()
-    whole = extract(plan().initial, plan().travelling(everything))
-    more = TrainReply(1, 0, everything, whole, 9, 0.5, 0.25, True)
-    yield b"r" + bytes_of(pack_reply(plan(), offered, more))
     yield b"j" + bytes_of(pack_reply(plan(), judged, JudgeReply(1, 0, 9, 0.5, 0.9)))
 
 

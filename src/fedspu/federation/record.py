@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Facts, Round, Scores
 from fedspu.federation.server import Federation
@@ -146,6 +147,7 @@ def summarise(
         "missing_turns": sum(len(line["missing_clients"]) for line in rounds),
         "refused_turns": sum(len(line["refused_clients"]) for line in rounds),
         "peak_rss_bytes": facts.peak_bytes,
+        **find_guard(settings.guard).facts(plan, federation.round),
     }
 
 

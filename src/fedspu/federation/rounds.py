@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from fedspu.errors import FedSPUError, TrainingError
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.messages import (
     JudgeReply,
     Packet,
@@ -150,6 +151,7 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
         plan.method.combine(federation.global_state),
         Accumulator,  # type: ignore[type-abstract]  # a protocol is enough to check
     )
+    combined = find_guard(plan.settings.guard).on_server(requests, combined)
 
     # Clients: merge, train the active neurons, send them back.
     arriving = in_client_order(requests, engine.exchange(requests))

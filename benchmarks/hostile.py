@@ -109,13 +109,18 @@ class HostileEngine:
         """Carry messages; alter the replies of hostile clients that trained."""
         for client, answer in self.inner.exchange(requests, broadcast):
             request, reply = requests[client], answer.reply
-            is_training = isinstance(request, TrainRequest)
-            if is_training and client in self.hostile and reply.active is not None:
+            if (
+                client in self.hostile
+                and isinstance(request, TrainRequest)
+                and isinstance(reply, TrainReply)
+                and request.offer
+                and reply.active
+            ):
                 where = self.plan.travelling(reply.active)
                 offered = self.plan.travelling(request.offer.active)
                 full = merge(self.plan.initial, offered, request.payload)
-                reply = self.poison(reply, extract(full, where))
-                answer = replace(answer, reply=reply)
+                hostile = self.poison(reply, extract(full, where))
+                answer = replace(answer, reply=hostile)
             yield client, answer
 
     def close(self) -> None:
@@ -199,7 +204,8 @@ def main() -> None:
     args.results.parent.mkdir(parents=True, exist_ok=True)
     more = dict(map(parse_override, args.set))
     for method in args.methods.split(","):
-        rows, normal = [], []
+        rows: list[dict[str, str]] = []
+        normal: list[dict[str, Any]] = []
         for rule in args.rules.split(","):
             cells = {}
             for attack in ATTACKS:

@@ -19,8 +19,8 @@ def check_guard(settings: Settings, method: Method) -> None:
         )
     if guard.noise and (why := why_not_private(settings, method)):
         raise SettingsError(
-            f"guard.noise = {guard.noise}: {why}, so no epsilon is known; leave the "
-            "noise out, or that"
+            f"guard.noise = {guard.noise}: {why}, so its epsilon is unknown; leave "
+            "guard.noise out"
         )
 
 

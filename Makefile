@@ -52,5 +52,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
-	$(BIN)/pip install -c constraints.txt -e ".[dev,plots,audio,images,hf]"
+	$(BIN)/pip install -c constraints.txt -e ".[dev,plots,audio,images,hf,privacy]"
 	@touch $(VENV)/.run $@

@@ -63,6 +63,11 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "server.momentum": (0.9, 0.0),
     "server.beta2": (0.99, 0.999),
     "server.epsilon": (1e-3, 1e-8),
+    "guard.rule": ("none", "krum"),
+    "guard.share": (0.2, 0.4),
+    "guard.noise": (0.0, 1.5),
+    "guard.clip": (0.0, 0.5),
+    "guard.delta": (1e-5, 1e-3),
     "store.cache": (200.0, 0.0),
     "workers": (None, 3),
     "early_stopping.on": (False, True),
@@ -90,6 +95,10 @@ NEEDS: dict[str, dict[str, Any]] = {
     "server.momentum": {"server.optimizer": "momentum"},
     "server.beta2": {"server.optimizer": "adam"},
     "server.epsilon": {"server.optimizer": "adam"},
+    "guard.share": {"guard.rule": "trimmed-mean"},
+    "guard.noise": {"guard.clip": 1.0},
+    "guard.clip": {"guard.noise": 1.0},
+    "guard.delta": {"guard.noise": 1.0, "guard.clip": 1.0},
 }
 
 
@@ -468,6 +477,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("server.beta2", -0.5, "number, 0 or more"),
     ("server.epsilon", 0, "above 0"),
     ("server.epsilon", float("nan"), "number above 0"),
+    ("guard.rule", "crum", "'clip', 'trimmed-mean', 'median' or 'krum'"),
+    ("guard.share", 0.7, "a number above 0 and below 0.5"),
+    ("guard.share", 0, "above 0"),
+    ("guard.noise", -1, "number, 0 or more"),
+    ("guard.noise", float("nan"), "number, 0 or more"),
+    ("guard.clip", -1, "number, 0 or more"),
+    ("guard.clip", float("inf"), "a finite number"),
+    ("guard.clip", "median", "number"),
+    ("guard.delta", 0, "above 0"),
+    ("guard.delta", 1, "below 1"),
     ("store.cache", -1, "number, 0 or more"),
     ("workers", 0, "a whole number, 1 or more"),
     ("workers", -2, "a whole number, 1 or more"),
@@ -616,6 +635,45 @@ def test_with_an_optimizer_the_server_has_its_learning_rate(optimizer: str) -> N
 def test_the_server_s_own_defaults_may_be_written_out() -> None:
     written = ServerSettings().model_dump()
     assert make(server=written).server == ServerSettings()
+
+
+@pytest.mark.parametrize(
+    ("given_values", "said"),
+    [
+        (
+            {"share": 0.3},
+            "guard.share = 0.3: has no effect with guard.rule = 'none'; set it to "
+            "trimmed-mean or krum",
+        ),
+        (
+            {"rule": "median", "share": 0.3},
+            "guard.share = 0.3: has no effect with guard.rule = 'median'; set it to "
+            "trimmed-mean or krum",
+        ),
+        (
+            {"clip": 2.0},
+            "guard.clip = 2.0: has no effect with guard.noise = 0; set guard.noise",
+        ),
+        (
+            {"delta": 1e-6},
+            "guard.delta = 1e-06: has no effect with guard.noise = 0; set guard.noise",
+        ),
+        (
+            {"noise": 1.0},
+            "guard.noise = 1.0 needs a limit: set guard.clip, the largest norm of a "
+            "client's update",
+        ),
+        (
+            {"noise": 1.0, "clip": 1.0, "rule": "krum"},
+            "guard.noise = 1.0 with guard.rule = 'krum': only a plain sum of updates "
+            "has a known epsilon; leave one of the two out",
+        ),
+    ],
+)
+def test_settings_of_a_guard_that_do_not_fit_are_refused(
+    given_values: dict[str, Any], said: str
+) -> None:
+    assert refusal(**{f"guard.{k}": v for k, v in given_values.items()}) == said
 
 
 @pytest.mark.parametrize(

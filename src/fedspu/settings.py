@@ -235,6 +235,51 @@ class ServerSettings(Table):
         return self
 
 
+class GuardSettings(Table):
+    """How the server limits what one client can do to the model; off by default."""
+
+    rule: Literal["none", "clip", "trimmed-mean", "median", "krum"] = setting(
+        "none",
+        "Against hostile clients. clip: no update is longer than the median one; the "
+        "others clip too: trimmed-mean and median of each entry; krum leaves out the "
+        "updates that are least like the others. All clients weigh the same.",
+    )
+    share: Annotated[float, Field(gt=0, lt=0.5)] = setting(
+        0.2, "trimmed-mean, krum: the share of hostile clients to withstand."
+    )
+    noise: NotNegative = setting(
+        0.0,
+        "For differential privacy: the noise on the sum of a round's updates has "
+        "guard.noise times guard.clip as its standard deviation; 0: no noise.",
+    )
+    clip: NotNegative = setting(
+        0.0, "With noise: a client's update is scaled down to at most this norm."
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = setting(
+        1e-5, "With noise: the delta for which the run's epsilon is computed."
+    )
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "GuardSettings":
+        if self.rule not in ("trimmed-mean", "krum"):
+            needs = f"guard.rule = {self.rule!r}; set it to trimmed-mean or krum"
+            _refuse_changed(self, "guard", ("share",), needs)
+        if not self.noise:
+            needs = "guard.noise = 0; set guard.noise"
+            _refuse_changed(self, "guard", ("clip", "delta"), needs)
+        if self.noise and not self.clip:
+            raise ValueError(
+                f"guard.noise = {self.noise} needs a limit: set guard.clip, the "
+                "largest norm of a client's update"
+            )
+        if self.noise and self.rule != "none":
+            raise ValueError(
+                f"guard.noise = {self.noise} with guard.rule = {self.rule!r}: only a "
+                "plain sum of updates has a known epsilon; leave one of the two out"
+            )
+        return self
+
+
 class EarlyStoppingSettings(Table):
     """Algorithm 2 of the paper; if off, Algorithm 1."""
 
@@ -310,6 +355,7 @@ class Settings(Table):
     clients: ClientsSettings = ClientsSettings()
     train: TrainSettings = TrainSettings()
     server: ServerSettings = ServerSettings()
+    guard: GuardSettings = GuardSettings()
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
     norm: NormSettings = NormSettings()
     judge: JudgeSettings = JudgeSettings()

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspu.errors import DataError, ModelError, SettingsError
+from fedspu.federation.guards.accountant import check_installed
+from fedspu.federation.guards.choices import check_guard
 from fedspu.imports import call
 from fedspu.methods.method import ClientRound, Method, Remodel, answered
 from fedspu.neurons.blocks import state_of
@@ -151,6 +153,7 @@ def check_choices(settings: Settings, method: Method, task: Task) -> None:
             f"task = {task.name!r}: {method.name} ({method.reading}) learns only "
             f"{', '.join(sorted(method.tasks))}"
         )
+    check_guard(settings, method)
     check_settings(settings, task)
 
 
@@ -159,6 +162,8 @@ def make_plan(
 ) -> Plan:
     """Build the model, check it on two examples, and map its neurons."""
     check_choices(settings, method, task)
+    if settings.guard.noise:
+        check_installed()
     _check_augmentation(settings.train, task, sample)
     with torch_stream(settings.seed, "initial model"):
         model = build_model(build)

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from fedspu.federation.engine import Facts
+from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
@@ -160,6 +161,7 @@ def summarise(
         ),
         "unjudged_turns": sum(len(line.get("unjudged_clients", {})) for line in rounds),
         "peak_rss_bytes": facts.peak_bytes,
+        **find_guard(settings.guard).facts(plan, federation.round),
     }
 
 

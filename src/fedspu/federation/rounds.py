@@ -10,6 +10,7 @@ from fedspu.errors import FedSPUError, ModelError, TrainingError
 from fedspu.federation.checks import read_reply
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Answer, Cost, Engine, Missing
+from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.messages import JudgeReply, TrainReply
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import (
@@ -88,6 +89,7 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
         plan.method.combine(federation.global_state),
         Accumulator,  # type: ignore[type-abstract]  # a protocol is enough to check
     )
+    combined = find_guard(plan.settings.guard).on_server(requests, combined)
 
     # Clients: merge, train the active neurons, send them back.
     first = first_answers(requests, engine.exchange(requests), ignored)

@@ -56,6 +56,15 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_row(
         "rounds", rounds, f"{stopped} clients stopped early" if stopped else ""
     )
+    if "epsilon" in summary:
+        table.add_row(
+            "epsilon",
+            f"{summary['epsilon']:.2f}",
+            f"at delta = {summary['delta']:g}, for each client: none took part more "
+            f"than {summary['most_turns']} times; docs/security.md says what it means",
+        )
+    elif "guard" in summary:
+        table.add_row("guard", summary["guard"], "against hostile clients")
     if summary["split"] == "paper":
         table.add_row(
             "note", "", "validation and test examples are the same, as in the paper"

@@ -173,7 +173,7 @@ def score(attack: str, given: Mapping[str, Any]) -> tuple[float, float | None]:
         whole = None
         if plan.has_global:
             found = judge(plan, engine, last.federation, honest, "global")
-            whole = mean(found.values())
+            whole = mean(found.scores.values())
     except FedSPUError:
         return 0.0, 0.0
     return mean(last.scores.personal[k] for k in honest), whole

@@ -17,7 +17,7 @@ from typing import Any
 
 import fedspu
 from fedspu.federation.storage.run_folder import RunFolder
-from fedspu.settings import flatten, read_toml
+from fedspu.settings_text import flatten, read_toml
 
 CONFIG = Path(__file__).parent.parent / "configs/cifar10-alpha-0.1.toml"
 

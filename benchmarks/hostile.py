@@ -40,10 +40,10 @@ from fedspu.federation.rounds import Scores, judge, play
 from fedspu.federation.server import Federation
 from fedspu.neurons.blocks import extract, merge
 from fedspu.neurons.table import Payload, State
+from fedspu.prepare import prepare
 from fedspu.random_streams import stream
 from fedspu.reports.tables import markdown
-from fedspu.runs import prepare
-from fedspu.settings import parse_override
+from fedspu.settings_text import parse_override
 from fedspu.units import percent
 
 SHARE = 0.2

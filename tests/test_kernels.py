@@ -10,7 +10,7 @@ from fedspu.errors import SettingsError, StorageError
 from fedspu.methods import all_methods
 from fedspu.methods.method import Method
 from fedspu.partial.chain.native import library
-from fedspu.settings import read_toml
+from fedspu.settings_text import read_toml
 from fedspu.sweeps import compare
 from tests.oracles.federation import ConvNet, examples, named
 

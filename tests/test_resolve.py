@@ -15,7 +15,8 @@ from fedspu.errors import FedSPUError, ModelError, SettingsError
 from fedspu.methods import CATALOGUE, METHODS, Entry
 from fedspu.models import MODELS
 from fedspu.resolve import TASKS_WITHOUT_CLASSES, resolve
-from fedspu.settings import PARTITIONS, Settings, flatten, known_names
+from fedspu.settings import PARTITIONS, Settings, known_names
+from fedspu.settings_text import flatten
 from fedspu.tasks import TASKS, find_task
 from fedspu.tasks.classification import classification
 

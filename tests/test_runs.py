@@ -16,7 +16,7 @@ from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods import Entry, all_methods
 from fedspu.methods.method import ClientRound, Method, Offer
 from fedspu.resolve import resolve
-from fedspu.settings import read_toml
+from fedspu.settings_text import read_toml
 from fedspu.tasks.classification import classification
 from fedspu.tasks.task import Metric
 from tests.oracles.federation import (

@@ -13,17 +13,13 @@ from fedspu.errors import SettingsError
 from fedspu.resolve import resolve
 from fedspu.settings import (
     SAME_BITS,
-    SHORT_FORMS,
     ServerSettings,
     Settings,
     TrainSettings,
-    flatten,
     known_fields,
     known_names,
-    nest,
-    parse_override,
-    read_toml,
 )
+from fedspu.settings_text import SHORT_FORMS, flatten, nest, parse_override, read_toml
 from fedspu.training.schedule import in_round
 
 GOOD: dict[str, tuple[Any, Any]] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedspu import State, state_of
 from fedspu.errors import FedSPUError, SettingsError
 from fedspu.federation.server import Federation
-from fedspu.runs import prepare
+from fedspu.prepare import prepare
 from fedspu.settings import TrainSettings
 from fedspu.tasks.segmentation import segmentation
 from fedspu.training.augmentation import CROP, make_augmentation

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from fedspu.errors import FedSPUError, SettingsError
-from fedspu.settings import nearest
+from fedspu.settings_text import nearest
 
 
 def is_place(name: str) -> bool:

@@ -19,12 +19,10 @@ from fedspu.settings import (
     PARTITIONS,
     DataSettings,
     Settings,
-    flatten,
     known_fields,
     known_names,
-    nearest,
-    nest,
 )
+from fedspu.settings_text import flatten, nearest, nest
 
 if TYPE_CHECKING:
     from fedspu.tasks.task import Task

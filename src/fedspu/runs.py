@@ -4,22 +4,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedspu import models
-from fedspu.data import FROM_MEMORY, load
-from fedspu.data.dataset import Dataset, with_targets
 from fedspu.data.examples import DividedData, divide
-from fedspu.data.own.arrays import from_arrays
 from fedspu.engines.choose import check_space, engine_for, num_workers
 from fedspu.engines.machine import (
-    find_device,
     forget_peak,
     one_thread,
     peak_rss_bytes,
@@ -27,7 +20,7 @@ from fedspu.engines.machine import (
 from fedspu.errors import DataError, SettingsError, StorageError
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
-from fedspu.federation.plan import Build, Plan, Sample, check_choices, make_plan
+from fedspu.federation.plan import Build, Plan
 from fedspu.federation.plan_file import (
     check_fits,
     check_settings,
@@ -41,21 +34,15 @@ from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_index import SETTINGS
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun, last_whole
 from fedspu.federation.storage.temporary import temporary_shelf
-from fedspu.methods import make_method
 from fedspu.methods.method import Memory, Method, Which
-from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.table import State
-from fedspu.partial.chain.native.models import why_not
-from fedspu.resolve import resolve
-from fedspu.settings import Settings, flatten, read_toml
-from fedspu.tasks import find_task
+from fedspu.prepare import Data, Prepared, choose, dataset_for, fingerprint, prepare
+from fedspu.settings import Settings
+from fedspu.settings_text import flatten, read_toml
 from fedspu.tasks.task import Task
 
 Watch = Callable[[Plan, Round], None]
 """Called after every round, once it is saved."""
-
-Data = tuple[Any, Any]
-"""Arrays or tensors (x, y)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,7 +123,7 @@ def simulate(
         plan.settings.to_toml(),
         describe_plan(plan, prepared.sample),
         plan.initial,
-        _fingerprint(prepared.examples.data),
+        fingerprint(prepared.examples.data),
         cache,
         plan.settings.store.durable,
     )
@@ -183,7 +170,7 @@ def resume(
         plan = prepared.plan
         folder.shelf.cache = 1e6 * plan.settings.store.cache
         folder.durable = plan.settings.store.durable
-        folder.check_same(plan.initial, _fingerprint(prepared.examples.data))
+        folder.check_same(plan.initial, fingerprint(prepared.examples.data))
         start = saved.checkpoint()
         check_fits(path, plan, start)
         if rounds is not None:
@@ -220,13 +207,13 @@ def load_personal(
     given = {"model": build, "method.name": method, "task": task}
     found = dict(flatten(_settings_of(saved, given, trust)))
     found["train.kernels"] = "auto"  # its models can be used anywhere
-    settings, method, task = _choose(found, build, data, method, task)
+    settings, method, task = choose(found, build, data, method, task)
     plan = restore_plan(saved.path, text, settings, method, task, build, initial)
     check_client(client, plan)
     check_fits(saved.path, plan, last)
     examples: Examples = NoExamples()
     if method.ready is not None:
-        examples = divide(settings, _dataset(settings, data, task), task)
+        examples = divide(settings, dataset_for(settings, data, task), task)
     federation = last.federation
     return ready_model(
         plan,
@@ -283,119 +270,7 @@ def _more(rounds: int, settings: Mapping[str, Any]) -> int:
     return rounds
 
 
-# Getting ready ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run, ready to be played: the plan, all clients' examples, and a sample."""
-
-    plan: Plan
-    examples: DividedData
-    sample: Sample
-
-
-def prepare(
-    settings: Settings | Mapping[str, Any],
-    *,
-    model: Build | None = None,
-    data: Data | None = None,
-    method: Method | None = None,
-    task: Task | None = None,
-) -> Prepared:
-    """Check the settings, load and divide the data, build and map the model."""
-    given = settings if isinstance(settings, Mapping) else settings.model_dump()
-    chosen, method, task = _choose(given, model, data, method, task)
-    find_device(chosen.device)
-    dataset = _dataset(chosen, data, task)
-    examples = divide(chosen, dataset, task)
-    sample = Sample(dataset.name, *dataset.take(slice(2)), dataset.num_outputs)
-    build = model or partial(models.build, chosen.model, dataset.num_outputs)
-    plan = make_plan(chosen, method, task, build, sample)
-    plan = replace(plan, settings=_with_kernels(plan, sample))
-    _check_enough_examples(plan, examples)
-    return Prepared(plan, examples, sample)
-
-
-def _with_kernels(plan: Plan, sample: Sample) -> Settings:
-    """The settings with the kernels that all clients will use."""
-    asked = plan.settings.train.kernels
-    if asked == "torch":
-        return plan.settings
-    device = find_device(plan.settings.device)
-    if device.type == "cpu":
-        with undisturbed():
-            reason = why_not(plan.build().train(), tuple(sample.x.shape[1:]))
-    else:
-        reason = f"they do not run on {device.type}"
-    if reason and asked == "native":
-        raise SettingsError(
-            f"train.kernels = 'native': they cannot run {plan.settings.model} here: "
-            f"{reason}; a run that began with them needs them to the end, a new one "
-            "may use auto or torch"
-        )
-    kernels = {"kernels": "torch" if reason else "native"}
-    train = plan.settings.train.model_copy(update=kernels)
-    return plan.settings.model_copy(update={"train": train})
-
-
-def _choose(
-    given: Mapping[str, Any],
-    model: Build | None,
-    data: Data | None,
-    method: Method | None,
-    task: Task | None,
-) -> tuple[Settings, Method, Task]:
-    """Complete settings, and the method and task they name; opens no file."""
-    flat = dict(flatten(given))
-    if data is not None:
-        flat["data.name"] = FROM_MEMORY
-    in_python = set()
-    if model is not None:
-        flat["model"] = f"{model.__module__}:{getattr(model, '__qualname__', model)}"
-        in_python.add("model")
-    if method is not None:
-        flat["method.name"] = method.name
-        in_python.add("method")
-    if task is not None:
-        flat["task"] = task.name
-        in_python.add("task")
-    settings = resolve(flat, in_python, task)
-    if model is None:
-        models.find(settings.model)
-    method = method or make_method(settings.method)
-    task = task or find_task(settings.task)
-    check_choices(settings, method, task)
-    return settings, method, task
-
-
-def _dataset(settings: Settings, data: Data | None, task: Task) -> Dataset:
-    if data is not None:
-        return with_targets(from_arrays(*data), task)
-    if settings.data.name == FROM_MEMORY:
-        raise SettingsError(
-            f"data.name = {FROM_MEMORY!r}: expected arrays:FILE.npz; a run that was "
-            "given arrays in Python needs them again, as data=(x, y)"
-        )
-    return load(settings.data.name, settings.data.dir, task)
-
-
-def _check_enough_examples(plan: Plan, examples: DividedData) -> None:
-    """Refuse a client with a single training example, where one is not enough."""
-    client = examples.splits.too_few_to_train()
-    if client is None:
-        return
-    why = ""
-    if plan.method.is_choice:
-        why = f"clients of {plan.method.name} train for an epoch to score their neurons"
-    norms = nn.modules.batchnorm._BatchNorm
-    if any(isinstance(layer, norms) for layer in plan.build().modules()):
-        why = "the model has batch norms, which cannot train on one"
-    if why:
-        raise DataError(
-            f"client {client} has a single training example, and {why}; raise "
-            "data.min_examples or lower clients.number"
-        )
+# Playing ------------------------------------------------------------------------------
 
 
 def _shelf_in_memory(plan: Plan, cache: float) -> Shelf:
@@ -403,15 +278,6 @@ def _shelf_in_memory(plan: Plan, cache: float) -> Shelf:
     if num_workers(plan.settings) == 1:
         return Shelf(None)
     return temporary_shelf(cache)
-
-
-def _fingerprint(data: Dataset) -> str:
-    """A short text that tells data sets apart, by their targets and shape."""
-    targets = sha256(data.y.numpy().tobytes()).hexdigest()[:16]
-    return f"{tuple(data.x.shape)} {data.x.dtype} {targets}"
-
-
-# Playing ------------------------------------------------------------------------------
 
 
 def _play(

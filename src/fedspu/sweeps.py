@@ -17,12 +17,8 @@ from fedspu.methods import make_method
 from fedspu.reports.tables import compare_rows, markdown
 from fedspu.resolve import resolve
 from fedspu.runs import Watch, resume, simulate
-from fedspu.settings import (
-    SAME_BITS,
-    Settings,
-    flatten,
-    parse_override,
-)
+from fedspu.settings import SAME_BITS, Settings
+from fedspu.settings_text import flatten, parse_override
 from fedspu.tasks import find_task
 
 

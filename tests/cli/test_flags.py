@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedspu.cli.flags import FLAGS
-from fedspu.settings import read_toml
+from fedspu.settings_text import read_toml
 from tests.cli.commands import Command
 
 

@@ -90,7 +90,7 @@ def test_ctrl_c_before_anything_is_played_leaves_nothing(
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedspu.runs.make_plan", interrupted)
+    monkeypatch.setattr("fedspu.prepare.make_plan", interrupted)
     result = command(*words, "small.toml", "--out", "mine")
     assert (result.code, result.out) == (130, "")
     assert result.error.startswith("interrupted")

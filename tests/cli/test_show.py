@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedspu.runs import prepare
+from fedspu.prepare import prepare
 from tests.cli.commands import Command
 
 Show = Callable[..., tuple[int, str, str]]

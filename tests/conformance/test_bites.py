@@ -246,7 +246,7 @@ def test_unequal_splits(monkeypatch: Patch) -> None:
         seed = 1 if settings.method.name == "fedspu" else 0
         return divide(settings.model_copy(update={"seed": seed}), *rest)
 
-    monkeypatch.setattr("fedspu.runs.divide", fault)
+    monkeypatch.setattr("fedspu.prepare.divide", fault)
     assert_caught(SEED, says="client 0 has ")
 
 

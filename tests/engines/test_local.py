@@ -21,7 +21,7 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import judge
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from fedspu.training.epochs import train
 from tests.oracles.federation import bits, prepared_for, request_for, same_bits
 

@@ -18,7 +18,8 @@ from fedspu.federation.record import record_round
 from fedspu.federation.rounds import Scores, play
 from fedspu.federation.server import Federation
 from fedspu.methods import CATALOGUE, Entry
-from fedspu.runs import Prepared, ready_model
+from fedspu.prepare import Prepared
+from fedspu.runs import ready_model
 from tests.engines.fresh import FreshEngine
 from tests.oracles.federation import bits, mlp, play_all, prepared_for, same_bits
 

@@ -27,7 +27,7 @@ from fedspu.federation.messages import JudgeRequest, Packet, Request, TrainReque
 from fedspu.federation.server import Federation, judge_requests
 from fedspu.methods.method import Memory, ModelState, Trained, Turn
 from fedspu.neurons.table import Active, State
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from fedspu.training.epochs import LocalTraining
 from tests.engines.fresh import FreshEngine
 from tests.oracles.federation import (

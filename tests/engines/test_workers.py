@@ -19,7 +19,7 @@ from fedspu.federation.rounds import Round, judge
 from fedspu.federation.server import Federation, TrainRequests, choose_clients
 from fedspu.methods.method import Memory, Which
 from fedspu.neurons.table import State
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from tests.oracles.federation import (
     ConvNet,
     examples,

@@ -29,7 +29,8 @@ from fedspu.federation.messages import (
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Memory, ModelState
-from fedspu.runs import Prepared, Run
+from fedspu.prepare import Prepared
+from fedspu.runs import Run
 from fedspu.training.evaluation import Score
 from tests.oracles.federation import (
     ConvNet,

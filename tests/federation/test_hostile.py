@@ -28,7 +28,7 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.record import record_round
 from fedspu.federation.rounds import Round, Scores, judge, play, play_round
 from fedspu.federation.server import Federation
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from tests.federation.test_checks import damages
 from tests.oracles.federation import mlp, prepared_for, same_bits
 from tests.oracles.tampering import Change, Tampering, absent, fields, packed, read

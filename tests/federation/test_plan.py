@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fedspu.data.examples import allot, divide
 from fedspu.data.own.arrays import from_arrays
 from fedspu.errors import DataError, FedSPUError, ModelError, SettingsError
+from fedspu.prepare import prepare
 from fedspu.resolve import resolve
-from fedspu.runs import prepare
 from fedspu.tasks import find_task
 from tests.oracles.federation import (
     ConvNet,

@@ -14,7 +14,7 @@ from fedspu.federation.plan_file import describe_plan, restore_plan
 from fedspu.methods import Entry, all_methods
 from fedspu.neurons.blocks import load_state
 from fedspu.neurons.table import Fixed
-from fedspu.runs import Prepared, prepare
+from fedspu.prepare import Prepared, prepare
 from tests.oracles.federation import (
     CLASSES,
     ConvNet,

@@ -30,7 +30,7 @@ from fedspu.federation.rounds import (
 from fedspu.federation.server import Federation
 from fedspu.methods import make_method
 from fedspu.methods.method import ClientRound, Method, Offer, Which, all_neurons
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from fedspu.settings import MethodSettings
 from tests.oracles.federation import (
     ConvNet,

@@ -25,7 +25,7 @@ from fedspu.federation.server import (
 )
 from fedspu.methods import CATALOGUE, Entry, make_method
 from fedspu.neurons.average import Average
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from fedspu.settings import MethodSettings, ServerSettings
 from tests.oracles.federation import (
     bits,

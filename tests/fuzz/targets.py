@@ -47,7 +47,7 @@ from fedspu.methods.method import Offer
 from fedspu.neurons.choose import choose_random
 from fedspu.random_streams import generator
 from fedspu.resolve import resolve
-from fedspu.settings import flatten, parse_override, parse_toml
+from fedspu.settings_text import flatten, parse_override, parse_toml
 from fedspu.tasks import find_task
 from tests.oracles.federation import mlp, plan_for
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedspu import State
 from fedspu.federation.plan import Build
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from tests.oracles.federation import (
     ConvNet,
     Played,

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedspu import State
 from fedspu.federation.plan import Build
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 from tests.methods.checks import CLOSE, NETS, assert_same_rounds, in_float64
 from tests.oracles.federation import (
     ConvNet,

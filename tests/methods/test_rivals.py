@@ -477,6 +477,6 @@ def test_the_reference_is_not_the_code_it_checks() -> None:
     assert {line for line in imported if "fedspu" in line} == {
         "from fedspu import State, stream",
         "from fedspu.random_streams import torch_stream",
-        "from fedspu.runs import Prepared",
+        "from fedspu.prepare import Prepared",
     }
     assert CLOSE <= 1e-10

@@ -26,7 +26,7 @@ from fedspu.federation.plan import Build, Plan
 from fedspu.federation.rounds import Round, Scores, play
 from fedspu.federation.server import Federation, TrainRequests
 from fedspu.methods.method import Memory
-from fedspu.runs import Prepared, prepare
+from fedspu.prepare import Prepared, prepare
 
 CLASSES = 3
 

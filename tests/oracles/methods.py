@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedspu import State, stream
+from fedspu.prepare import Prepared
 from fedspu.random_streams import torch_stream
-from fedspu.runs import Prepared
 from tests.oracles.federation import CLASSES, slow_batches
 
 Kept = dict[str, list[int]]

@@ -17,7 +17,7 @@ from fedspu.federation.messages import (
     unpack_reply,
 )
 from fedspu.federation.plan import Plan
-from fedspu.runs import Prepared
+from fedspu.prepare import Prepared
 
 Change = Callable[[Plan, Request, Answer], Answer | Missing]
 """From what a client was asked and answered to what arrives instead."""

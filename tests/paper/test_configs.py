@@ -7,7 +7,8 @@ import pytest
 
 from fedspu.models import MODELS
 from fedspu.resolve import resolve
-from fedspu.settings import Settings, flatten, read_toml
+from fedspu.settings import Settings
+from fedspu.settings_text import flatten, read_toml
 
 FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 ALPHAS = (0.1, 0.5, 1.0)

@@ -12,13 +12,8 @@ import typer
 
 from fedspu.errors import SettingsError
 from fedspu.expected import plain_type
-from fedspu.settings import (
-    flatten,
-    known_fields,
-    parse_override,
-    parse_value,
-    read_toml,
-)
+from fedspu.settings import known_fields
+from fedspu.settings_text import flatten, parse_override, parse_value, read_toml
 
 Config = Annotated[
     Path | None,

@@ -23,7 +23,8 @@ from fedspu.errors import SettingsError
 from fedspu.federation.plan import Build
 from fedspu.methods import make_method
 from fedspu.methods.method import Method
-from fedspu.settings import MethodSettings, nearest
+from fedspu.settings import MethodSettings
+from fedspu.settings_text import nearest
 
 __all__ = [
     "ENGINES",

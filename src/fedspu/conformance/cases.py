@@ -23,8 +23,10 @@ from fedspu.federation.rounds import Round, Scores, play
 from fedspu.federation.server import Federation
 from fedspu.methods import METHODS, find_entry, make_method
 from fedspu.methods.method import Memory, Method
-from fedspu.runs import Prepared, Run, prepare, resume, simulate
-from fedspu.settings import MethodSettings, Settings, flatten, nest
+from fedspu.prepare import Prepared, prepare
+from fedspu.runs import Run, resume, simulate
+from fedspu.settings import MethodSettings, Settings
+from fedspu.settings_text import flatten, nest
 
 MakeEngine = Callable[[Plan, DividedData], Engine]
 

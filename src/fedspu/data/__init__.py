@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedspu.errors import SettingsError
-from fedspu.settings import nearest
+from fedspu.settings_text import nearest
 
 if TYPE_CHECKING:
     from fedspu.data.dataset import Dataset

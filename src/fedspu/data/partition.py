@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedspu.data import bounds
 from fedspu.errors import SettingsError
-from fedspu.settings import nearest
+from fedspu.settings_text import nearest
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]

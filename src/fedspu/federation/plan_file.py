@@ -22,7 +22,8 @@ from fedspu.federation.plan import (
 from fedspu.federation.storage.saved_run import Checkpoint
 from fedspu.methods.method import Method
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
-from fedspu.settings import SAME_BITS, Settings, flatten
+from fedspu.settings import SAME_BITS, Settings
+from fedspu.settings_text import flatten
 from fedspu.tasks.task import Task
 
 

@@ -19,7 +19,8 @@ from fedspu.methods.options import (
     HeadOptions,
     Options,
 )
-from fedspu.settings import MethodSettings, nearest, one_line
+from fedspu.settings import MethodSettings
+from fedspu.settings_text import nearest, one_line
 
 if TYPE_CHECKING:
     from fedspu.methods.method import Method

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedspu.errors import ModelError
 from fedspu.imports import call, find_object, is_place
-from fedspu.settings import nearest
+from fedspu.settings_text import nearest
 
 if TYPE_CHECKING:
     from torch import nn

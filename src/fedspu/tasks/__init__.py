@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedspu.errors import SettingsError
 from fedspu.imports import find_object, is_place
-from fedspu.settings import nearest
+from fedspu.settings_text import nearest
 
 if TYPE_CHECKING:
     from fedspu.tasks.task import Task

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedspu
-from fedspu import runs
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.engine import Answer, Cost, Missing
@@ -24,6 +23,7 @@ from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods import make_method
 from fedspu.methods.method import ClientRound, Memory, Method, ModelState, Offer
+from fedspu.prepare import prepare
 from fedspu.settings import MethodSettings
 from tests.oracles.federation import (
     ConvNet,
@@ -259,15 +259,14 @@ def test_a_run_that_was_finished_meanwhile_is_not_played_twice(
 ) -> None:
     """Another process goes on with the run while this one prepares its data."""
     path = interrupted(tmp_path / "run", after=1)
-    prepare = runs.prepare
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(runs, "prepare", prepare)
+        monkeypatch.setattr("fedspu.runs.prepare", prepare)
         with suppress(StorageError):  # or it may find that the folder is in use
             fedspu.resume(path, model=ConvNet, data=examples())
         return prepare(*args, **kwargs)
 
-    monkeypatch.setattr(runs, "prepare", slowly)
+    monkeypatch.setattr("fedspu.runs.prepare", slowly)
     fedspu.resume(path, model=ConvNet, data=examples())
     lines = SavedRun(path).lines("rounds.jsonl")
     assert [line["round"] for line in lines] == [1, 2, 3]

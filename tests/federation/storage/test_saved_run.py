@@ -54,6 +54,8 @@ def test_a_run_is_read_as_it_ended(tmp_path: Path, given: dict[str, Any]) -> Non
     assert same_bits(federation.global_state, last.federation.global_state)
     assert same_bits(federation.extra, last.federation.extra)
     assert federation.last == last.federation.last
+    assert federation.num_examples == last.federation.num_examples
+    assert federation.num_examples.keys() == federation.last.keys()
     assert federation.stopped == last.federation.stopped
     assert federation.kept.keys() == last.federation.kept.keys()
     for client, kept in federation.kept.items():

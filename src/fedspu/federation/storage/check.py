@@ -13,7 +13,7 @@ from fedspu.federation.storage.saved_index import (
 )
 from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.files import lock
-from fedspu.settings import read_toml
+from fedspu.settings_text import read_toml
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from fedspu.files import Mark, check_marked, not_a_link, read_marked, read_start
 from fedspu.imports import is_place
 from fedspu.methods.method import Memory
 from fedspu.neurons.table import Active, State
-from fedspu.settings import flatten
+from fedspu.settings_text import flatten
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def test_all_settings_at_once_open_no_file() -> None:
         "train.schedule_rounds": 9,
         "workers": 2,
         "judge.clients": 5,
+        "clients.deadline": 5.0,
         "out": "runs/mine",
     }
     assert set(given) == set(known_names())

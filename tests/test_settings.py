@@ -65,6 +65,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "guard.clip": (0.0, 0.5),
     "guard.delta": (1e-5, 1e-3),
     "store.cache": (200.0, 0.0),
+    "store.durable": (True, False),
     "workers": (None, 3),
     "early_stopping.on": (False, True),
     "early_stopping.blend": (0.7, 0.5),

@@ -247,6 +247,15 @@ def test_the_table_of_a_regression_says_that_lower_is_better() -> None:
     assert "%" not in text
 
 
+def test_turns_that_were_lost_have_a_row() -> None:
+    summary = run_for(rounds=1).summary
+    assert "turns lost" not in printed(run_table(summary))
+    text = printed(run_table({**summary, "missing_turns": 5, "refused_turns": 7}))
+    row = next(line for line in text.splitlines() if "turns lost" in line)
+    assert "12" in row
+    assert "5 missing, 7 refused; rounds.jsonl says why" in row
+
+
 def test_the_table_of_local_training_shows_no_global_accuracy() -> None:
     text = printed(run_table(run_for(rounds=1, method="local").summary))
     assert "global accuracy" not in text

@@ -56,6 +56,13 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_row(
         "rounds", rounds, f"{stopped} clients stopped early" if stopped else ""
     )
+    missing, refused = summary["missing_turns"], summary["refused_turns"]
+    if missing or refused:
+        table.add_row(
+            "turns lost",
+            str(missing + refused),
+            f"{missing} missing, {refused} refused; rounds.jsonl says why",
+        )
     if "epsilon" in summary:
         table.add_row(
             "epsilon",

@@ -35,6 +35,7 @@ from tests.reliability.trials import (
     flip,
     kill_after,
     kill_at,
+    open_damaged,
     recorded,
     resume_damaged,
 )
@@ -131,7 +132,10 @@ def _second_cut(
 
 
 def damages(work: Path, expected: Content) -> Iterator[Trial]:
-    """One bit of each byte of an interrupted run's folder is flipped; files are cut."""
+    """One bit of each byte of an interrupted run is flipped; each file is cut anywhere.
+
+    One in sixteen or so is played to its end, the others are only opened.
+    """
     half, rng = work / "half", random.Random(3)
 
     def watch(plan: Any, played: Any) -> None:
@@ -141,18 +145,23 @@ def damages(work: Path, expected: Content) -> Iterator[Trial]:
     play(work / "interrupted", watch)
     path = work / "damaged"
 
-    def trial(name: str, change: Callable[[bytes], bytes]) -> str:
+    def trial(name: str, change: Callable[[bytes], bytes], is_played: bool) -> str:
         damage(half, path, name, change)
-        return resume_damaged(path, expected)
+        if not is_played:
+            return open_damaged(half, path)
+        return "played, " + resume_damaged(path, expected)
 
     files = sorted(str(f.relative_to(half)) for f in half.rglob("*") if f.is_file())
     for name in files:
         length = (half / name).stat().st_size
         for place in range(length):
-            change = flip(place, rng.randrange(8))
-            yield lambda n=name, c=change: trial(n, c)
-        for end in range(0, length, 11):
-            yield lambda n=name, e=end: trial(n, lambda content: content[:e])
+            change, is_played = flip(place, rng.randrange(8)), place % 16 == 7
+            yield lambda n=name, c=change, p=is_played: trial(n, c, p)
+        for end in range(length):
+            is_played = end % 32 == 9
+            yield lambda n=name, e=end, p=is_played: trial(
+                n, lambda content: content[:e], p
+            )
 
 
 def image(work: Path, expected: Content) -> Iterator[Trial]:

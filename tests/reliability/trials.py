@@ -17,8 +17,10 @@ from typing import Any
 
 import fedspu
 from fedspu.errors import FedSPUError
+from fedspu.federation.plan_file import check_settings
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import SavedRun
+from fedspu.runs import _settings_of
 from tests.oracles.federation import examples, mlp
 from tests.reliability.disk import Disk, Operation
 from tests.reliability.power_cut import Disk as Left
@@ -197,6 +199,34 @@ def resume_damaged(path: Path, expected: Content) -> str:
     said = _refusal(lambda: finish(path, expected))
     if not said:
         return "same"
+    assert str(path) in said, said
+    assert len(said.splitlines()) == 1
+    return "refused"
+
+
+def open_damaged(whole: Path, path: Path) -> str:
+    """The same, but nothing is played: a save is opened whose index nobody changed.
+
+    Everything else of that save has been compared with the marks in its index, and its
+    settings with the copy in it.
+    """
+    taken: list[str] = []
+
+    def open_it() -> None:
+        folder = RunFolder.open(path)
+        folder.close()
+        name = f"checkpoint/save-round-{folder.round}.json"
+        assert (path / name).read_bytes() == (whole / name).read_bytes()
+        given = {"model": mlp, "method.name": None, "task": None}
+        found = _settings_of(folder.saved, given, trust=False)
+        check_settings(path, folder.saved.index.settings, found)
+        taken.append(f"round {folder.round}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        said = _refusal(open_it)
+    if not said:
+        return f"taken up from {taken[0]}"
     assert str(path) in said, said
     assert len(said.splitlines()) == 1
     return "refused"

@@ -1,5 +1,6 @@
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,22 @@ def test_a_locked_file_cannot_be_locked_again(tmp_path: Path) -> None:
     again = lock(tmp_path / "a")
     assert again is not None
     again.close()
+
+
+def test_a_lock_that_its_holder_removed_is_made_anew(tmp_path: Path) -> None:
+    """Or two processes would hold a lock, each on another file."""
+    first = lock(tmp_path / "a")
+    assert first is not None
+
+    def remove() -> None:
+        (tmp_path / "a").unlink()
+        first.close()
+
+    threading.Timer(0.2, remove).start()
+    second = lock(tmp_path / "a", seconds=5)
+    assert second is not None
+    assert lock(tmp_path / "a") is None
+    second.close()
 
 
 # Reading ------------------------------------------------------------------------------

@@ -138,19 +138,29 @@ def lock(path: Path, seconds: float = 0.0) -> BinaryIO | None:
     ``seconds``: how long to wait for that process, which may be about to end.
     """
     flags = os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT
-    file = open(os.open(path, flags, 0o600), "r+b")  # noqa: SIM115  # callers close it
     until = time.monotonic() + seconds
-    while fcntl is not None:
+    while True:
+        file = open(os.open(path, flags, 0o600), "r+b")  # noqa: SIM115  # callers close it
+        if fcntl is None:
+            return file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, path):
+                return file
         except BlockingIOError:
             if time.monotonic() >= until:
                 file.close()
                 return None
-            time.sleep(0.02)
-        else:
-            break
-    return file
+        file.close()  # it is held, or was removed by the one who held it
+        time.sleep(0.02)
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 # Reading: all of these raise StorageError ---------------------------------------------
@@ -169,7 +179,7 @@ def read_file(path: Path, limit: int = LARGEST) -> bytes:
             return file.read(size)
     except MemoryError:
         raise StorageError(f"{path} has {size} bytes: not enough memory") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
 
 
@@ -183,7 +193,14 @@ def read_marked(path: Path, mark: Mark) -> bytes:
 
 def read_start(path: Path, mark: Mark) -> bytes:
     """The first bytes of a file, to which others may have been added since."""
-    content = read_file(path)[: mark.length]
+    try:
+        with open_ordinary(path, follow=False) as file:
+            length = max(0, min(mark.length, LARGEST, size_of(file)))
+            content = file.read(length)
+    except MemoryError:
+        raise StorageError(f"{path}: not enough memory to read it") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
     if Mark.of(content) != mark:
         raise DamagedError(f"{path} is damaged: it is not what was saved")
     return content
@@ -201,14 +218,16 @@ def mark_of(path: Path) -> Mark:
         with open_ordinary(path, follow=False) as file:
             found = file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is a file
             return Mark(file.tell(), found)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
 
 
 def not_a_link(folder: Path) -> Path:
-    """The same folder; refuses a link to one."""
+    """The same folder; refuses a link to one, and a file of this name."""
     if folder.is_symlink():
         raise _linked(folder)
+    if folder.exists() and not folder.is_dir():
+        raise DamagedError(f"{folder} is not a folder")
     return folder
 
 
@@ -216,7 +235,9 @@ def _linked(path: Path) -> StorageError:
     return DamagedError(f"{path} is a link; links are not followed in a run folder")
 
 
-def _unreadable(path: Path, error: OSError) -> StorageError:
+def _unreadable(path: Path, error: OSError | ValueError) -> StorageError:
+    if isinstance(error, ValueError):  # the name itself cannot be: it has a NUL
+        return DamagedError(f"{str(path)!r} is no name of a file")
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return DamagedError(f"{path} is missing")
     if error.errno == errno.ELOOP:

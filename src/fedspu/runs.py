@@ -1,7 +1,7 @@
 """Play a whole federated run on this machine: what ``fedspu run`` calls."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +20,12 @@ from fedspu.engines.machine import (
 from fedspu.errors import DataError, SettingsError, StorageError
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Facts
 from fedspu.federation.plan import Build, Plan
 from fedspu.federation.plan_file import (
     check_fits,
-    check_settings,
     describe_plan,
+    read_settings,
     restore_plan,
 )
 from fedspu.federation.record import Clock, record_round, summarise, what_was_lost
@@ -38,7 +39,7 @@ from fedspu.methods.method import Memory, Method, Which
 from fedspu.neurons.table import State
 from fedspu.prepare import Data, Prepared, choose, dataset_for, fingerprint, prepare
 from fedspu.settings import Settings
-from fedspu.settings_text import flatten, read_toml
+from fedspu.settings_text import flatten
 from fedspu.tasks.task import Task
 
 Watch = Callable[[Plan, Round], None]
@@ -147,13 +148,14 @@ def resume(
     watch: Watch | None = None,
     workers: int | None = None,
     rounds: int | None = None,
-    trust: bool = False,
+    trust: bool | Collection[str] = False,
 ) -> Run:
     """Resume an interrupted run; it ends with the same bits as one never interrupted.
 
     Whatever was given to ``simulate`` in Python must be given again. Another number of
     ``workers`` changes only the time. ``rounds``: play more rounds than were asked for
-    at first. Code that the run's settings name is imported only with ``trust``.
+    at first. Code that the run's settings name is imported only with ``trust``: True,
+    or the names that may be imported, as in package.module:name.
     """
     path = Path(run_dir)
     folder = RunFolder.open(path)
@@ -198,6 +200,8 @@ def load_personal(
     ``task`` that was given to ``simulate`` in Python must be given again. Code that the
     run's settings name is imported only with ``trust``.
     """
+    if not isinstance(client, int) or isinstance(client, bool):
+        raise SettingsError(f"client = {client!r}: expected a whole number")
 
     def read(saved: SavedRun) -> tuple[SavedRun, str, State, Checkpoint, Memory]:
         text, initial = saved.plan_text(), saved.initial()
@@ -227,26 +231,24 @@ def load_personal(
 
 
 def _settings_of(
-    saved: SavedRun, given: Mapping[str, Any], trust: bool, but: str = ""
+    saved: SavedRun,
+    given: Mapping[str, Any],
+    trust: bool | Collection[str],
+    but: str = "",
 ) -> dict[str, Any]:
     """The settings of a saved run; refuses edited ones, ``but`` this one.
 
     ``given`` is what was given in Python, by the setting that names it.
     """
-    file = saved.path / SETTINGS
-    found: dict[str, Any] = {**saved.index.settings}
-    if file.exists():
-        try:
-            found = read_toml(file)
-        except SettingsError as error:
-            raise StorageError(
-                f"{error}; delete it to go on with what the run began with"
-            ) from None
-        check_settings(saved.path, saved.index.settings, found, but)
-    else:
-        warnings.warn(f"{file} is missing; using a copy of it", stacklevel=3)
+    found = read_settings(saved, but)
+    if found is None:
+        warnings.warn(
+            f"{saved.path / SETTINGS} is missing; using a copy of it", stacklevel=3
+        )
+        found = {**saved.index.settings}
     for name, place in saved.names_code.items():
-        if given[name] is None and not trust:
+        is_trusted = trust if isinstance(trust, bool) else place in trust
+        if given[name] is None and not is_trusted:
             raise SettingsError(
                 f"{saved.path} names code of its own ({name} = {place!r}), which would "
                 "be run; if you trust it, add --trust (in Python: trust=True)"
@@ -255,11 +257,17 @@ def _settings_of(
 
 
 def _more(rounds: int, settings: Mapping[str, Any]) -> int:
-    """More rounds than a run has; warns if that changes the rounds to come."""
-    if not isinstance(rounds, int) or rounds <= settings["rounds"]:
+    """At least as many rounds as a run has; warns if it changes the rounds to come."""
+    before = settings.get("rounds")
+    if not isinstance(before, int):
+        raise StorageError(f"the run's rounds are {before!r}; expected a number")
+    if not isinstance(rounds, int) or rounds < before:
         raise SettingsError(
-            f"--rounds {rounds}: expected more than the run's {settings['rounds']}"
+            f"--rounds {rounds}: expected a whole number, and no fewer than the run's "
+            f"{before}"
         )
+    if rounds == before:
+        return rounds
     flat = dict(flatten(settings))
     if flat.get("train.schedule") == "cosine" and "train.schedule_rounds" not in flat:
         warnings.warn(
@@ -293,6 +301,11 @@ def _play(
     times = saved.lines("times.jsonl") if saved else []
     forget_peak()
     federation, scores = start.federation, start.scores
+    name = examples.data.name
+    try:
+        summarise(plan, name, federation, scores, rounds, times, Facts())
+    except (KeyError, TypeError, AttributeError) as error:  # only a forger's records
+        raise StorageError(f"the run's records are damaged ({error!r})") from None
     saying = folder.saying_what_is_saved() if folder else nullcontext()
     with one_thread(), saying, engine_for(plan, examples, shelf) as engine:
         clock = Clock(engine.facts.num_workers)
@@ -309,9 +322,7 @@ def _play(
                 watch(plan, played)
         facts = engine.facts
     facts = replace(facts, peak_bytes=max(peak_rss_bytes(), facts.peak_bytes))
-    summary = summarise(
-        plan, examples.data.name, federation, scores, rounds, times, facts
-    )
+    summary = summarise(plan, name, federation, scores, rounds, times, facts)
     for loss in what_was_lost(summary):
         warnings.warn(loss, stacklevel=3)
     if folder:

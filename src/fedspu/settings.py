@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fedspu.settings_text import flatten
+
 Fraction01 = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -101,7 +103,9 @@ class DataSettings(Table):
 class ClientsSettings(Table):
     """Who takes part, and how strong each is."""
 
-    number: Count = setting(100, "How many clients there are.", "--clients")
+    number: Annotated[int, Field(ge=1, le=10_000_000)] = setting(
+        100, "How many clients there are.", "--clients"
+    )
     per_round: Count = setting(10, "How many take part in a round.", "--per-round")
     capacities: Annotated[tuple[Fraction01, ...], Field(min_length=1)] = setting(
         (0.2, 0.4, 0.6, 0.8, 1.0),
@@ -354,6 +358,15 @@ class Settings(Table):
     norm: NormSettings = NormSettings()
     judge: JudgeSettings = JudgeSettings()
     store: StoreSettings = StoreSettings()
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> "Settings":
+        """Refuse texts that no file can hold, or that are no name of a file."""
+        for name, value in flatten(self.model_dump()):
+            text = str(value)
+            if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise ValueError(f"{name} = {text!r}: expected text in UTF-8")
+        return self
 
     @field_validator("device")
     @classmethod

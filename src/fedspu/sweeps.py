@@ -8,9 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedspu.errors import SettingsError, StorageError
+from fedspu.errors import DamagedError, SettingsError, StorageError
 from fedspu.federation.plan import check_choices
 from fedspu.federation.storage.own_files import is_free
+from fedspu.federation.storage.saved_index import check_is_run, saved_rounds
 from fedspu.federation.storage.saved_run import SavedRun, last_whole
 from fedspu.files import write_whole
 from fedspu.methods import make_method
@@ -18,7 +19,7 @@ from fedspu.reports.tables import compare_rows, markdown
 from fedspu.resolve import resolve
 from fedspu.runs import Watch, resume, simulate
 from fedspu.settings import SAME_BITS, Settings
-from fedspu.settings_text import flatten, parse_override
+from fedspu.settings_text import flatten, one_line, parse_override
 from fedspu.tasks import find_task
 
 
@@ -80,7 +81,13 @@ def compare(
         _check_same(out / cell.name, chosen)
     summaries = [_play(settings[cell], cell, out, begin) for cell in cells]
     text = json.dumps(summaries, indent=2) + "\n"
-    table = markdown(compare_rows(summaries))
+    try:
+        table = markdown(compare_rows(summaries))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(
+            f"{out}: a summary in it is damaged ({one_line(repr(error))}); "
+            "choose another --out"
+        ) from None
     try:
         write_whole(out / "comparison.md", table.encode(), durable=True)
         write_whole(out / "comparison.json", text.encode(), durable=True)
@@ -101,7 +108,16 @@ def _check_same(path: Path, settings: Settings) -> None:
     """Refuse to mix runs of different settings in one comparison."""
     if is_free(path):
         return
-    saved = SavedRun(path)
+    check_is_run(path)
+    # All saves, because the last one may turn out to be damaged.
+    for t in saved_rounds(path):
+        try:
+            _check_save(SavedRun(path, t), settings)
+        except DamagedError:
+            continue
+
+
+def _check_save(saved: SavedRun, settings: Settings) -> None:
     before = dict(flatten(saved.index.settings))
     wanted = dict(flatten(settings.model_dump(mode="json")))
     for name in sorted((before.keys() | wanted.keys()) - SAME_BITS):
@@ -109,7 +125,7 @@ def _check_same(path: Path, settings: Settings) -> None:
             continue  # the run wrote down which it used
         if before.get(name) != wanted.get(name):
             raise StorageError(
-                f"{path} was played with {name} = {before.get(name)}, but "
+                f"{saved.path} was played with {name} = {before.get(name)}, but "
                 f"{wanted.get(name)} is asked for now; choose another --out"
             )
 
@@ -127,8 +143,8 @@ def _play(
         return summary
     if is_free(path):
         return simulate(settings, watch=watch).summary
-    # Its settings are those that were asked for now, so its code is the user's own.
-    return resume(path, watch=watch, trust=True).summary
+    own = {settings.model, settings.method.name, settings.task}
+    return resume(path, watch=watch, trust=own).summary
 
 
 def _summary(saved: SavedRun) -> dict[str, Any] | None:

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -70,14 +71,45 @@ def test_edited_settings_are_named(command: Command, mine: Path) -> None:
     file.write_text(file.read_text().replace("seed = 0", "seed = 5"))
     result = command("check", mine)
     assert result.code == 2
-    assert "Settings: mine/settings.toml says seed = 5, but the run began with" in (
-        result.out
-    )
-    file.unlink()
-    assert command("check", mine).code == 2
+    assert "mine/settings.toml says seed = 5, but the run began with" in result.out
+    assert "Mend that first" in result.out
+    file.unlink()  # a copy is used
+    assert command("check", mine).code == 0
     result = command("run", "--resume", mine, "--trust")
     assert result.code == 0
     assert "settings.toml is missing; using a copy of it" in result.err
+
+
+def test_what_is_in_the_way_of_resuming_is_said(command: Command, mine: Path) -> None:
+    (mine / ".lock").unlink()
+    (mine / ".lock").symlink_to("elsewhere")
+    result = command("check", mine)
+    assert result.code == 2
+    assert "mine/.lock is not an ordinary file; remove it" in result.out
+    (mine / ".lock").unlink()
+    assert command("check", mine).code == 0
+    assert not (mine / ".lock").exists()  # nothing is changed
+    os.link(mine / "rounds.jsonl", "linked")
+    assert "has other names" in command("check", mine).out
+
+
+def test_folders_and_odd_names_do_no_harm(command: Command, mine: Path) -> None:
+    for name in ("save-round-99.json", "global-round-1.safetensors"):
+        (mine / "checkpoint" / name).mkdir()
+    (mine / "checkpoint/save-round-007.json").write_text("mine")
+    (mine / "personal/client-9-round-9.safetensors").mkdir()
+    (mine / "checkpoint/save-round-99.json").rmdir()
+    assert command("check", mine).code == 0
+    assert command("run", "--resume", mine, "--trust", "--rounds", 5).code == 0
+    assert (mine / "checkpoint/save-round-007.json").read_text() == "mine"
+
+
+def test_a_record_of_nothing_but_a_hole_is_not_read(
+    command: Command, mine: Path
+) -> None:
+    with (mine / "rounds.jsonl").open("r+b") as file:
+        file.truncate(2**38)
+    assert command("check", mine).code == 0
 
 
 @pytest.mark.parametrize("name", ["nowhere", ".", "f.npz", "small.toml"])

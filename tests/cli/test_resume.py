@@ -195,15 +195,32 @@ def test_a_finished_run_may_be_given_more_rounds(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("nets")
-@pytest.mark.parametrize("number", ["3", "2", "0", "-5", "many", "4.5"])
+@pytest.mark.parametrize("number", ["2", "0", "-5", "many", "4.5"])
 def test_a_run_cannot_be_given_fewer_rounds(command: Command, number: str) -> None:
     command("run", "small.toml", "--out", "mine")
     before = folder_content(Path("mine"))
     words = ("run", "--resume", "mine", "--trust", "--rounds", number)
     result = command(*words)
     assert (result.code, result.out) == (2, "")
-    assert result.error == f"--rounds {number}: expected more than the run's 3"
+    assert result.error == (
+        f"--rounds {number}: expected a whole number, and no fewer than the run's 3"
+    )
     assert folder_content(Path("mine")) == before
+
+
+@pytest.mark.usefixtures("nets")
+def test_more_rounds_may_be_asked_for_again(command: Command) -> None:
+    """As after a kill between the two files that say how many there are."""
+    command("run", "small.toml", "--rounds", "2", "--out", "mine")
+    settings = Path("mine/settings.toml").read_text()
+    Path("mine/settings.toml").write_text(settings.replace("rounds = 2", "rounds = 4"))
+    result = command("run", "--resume", "mine", "--trust")
+    assert result.code == 2
+    assert "says rounds = 4, but the run began with 2; add --rounds 4" in result.error
+    for _ in range(2):
+        words = ("run", "--resume", "mine", "--trust", "--rounds", "4", "--json")
+        assert json.loads(command(*words).out)["rounds_played"] == 4
+    assert command("check", "mine").code == 0
 
 
 # Code that a folder names -------------------------------------------------------------

@@ -34,6 +34,7 @@ def check(
             "is_whole": found.is_whole,
             "is_finished": found.is_finished,
             "settings": found.settings,
+            "in_the_way": found.in_the_way,
             "saves": saves,
             "advice": found.advice,
         }
@@ -48,8 +49,9 @@ def check(
             console.print(line, markup=False)
             for problem in (*save.damage, *save.lost_clients.values()):
                 console.print(f"  {problem}", markup=False)
-        if found.settings:
-            console.print(f"Settings: {found.settings}", markup=False)
+        for problem in (found.settings, found.in_the_way):
+            if problem:
+                console.print(problem, markup=False)
         console.print(found.advice, markup=False)
     if not found.is_whole:
         raise DamagedError(f"{run} is damaged")

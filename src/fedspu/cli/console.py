@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
+from fedspu.settings_text import one_line
+
 INTERRUPTED = 130
 """The exit code of a command ended by Ctrl-C."""
 
@@ -17,8 +19,8 @@ def complain(text: str) -> None:
 
 
 def escaped(text: str) -> str:
-    """Text with its brackets escaped, so that rich does not take them for markup."""
-    return text.replace("[", "\\[")
+    """Text on one line, with its brackets escaped: rich takes them for markup."""
+    return one_line(text).replace("[", "\\[")
 
 
 @contextmanager

@@ -117,8 +117,8 @@ def memory_here(folder: Path | None) -> Space:
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         ram = int(line.split()[1]) * 1024
     if folder is not None:
-        there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it may be too long, or forbidden
+            there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
             disk = shutil.disk_usage(there).free
     return Space(ram, disk)
 

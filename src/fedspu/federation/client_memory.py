@@ -87,7 +87,8 @@ class Shelf:
         """The client and round of every memory here."""
         if self.folder is None:
             return list(self._memories)
-        found = (_NAME.fullmatch(file.name) for file in self.folder.iterdir())
+        files = (file for file in self.folder.iterdir() if not file.is_dir())
+        found = (_NAME.fullmatch(file.name) for file in files)
         return [(int(m[1]), int(m[2])) for m in found if m is not None]
 
     def path(self, client: int, t: int) -> Path:

@@ -1,6 +1,7 @@
 """A plan as a file of a run folder, so that its models can be used without its data."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedspu import models
-from fedspu.errors import FedSPUError, StorageError
+from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import (
     Build,
     Plan,
@@ -19,11 +20,14 @@ from fedspu.federation.plan import (
     Sample,
     capacities_of,
 )
-from fedspu.federation.storage.saved_run import Checkpoint
+from fedspu.federation.server import MEAN, SQUARE
+from fedspu.federation.storage.saved_index import SETTINGS
+from fedspu.federation.storage.saved_run import Checkpoint, SavedRun
+from fedspu.files import read_file
 from fedspu.methods.method import Method
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
 from fedspu.settings import SAME_BITS, Settings
-from fedspu.settings_text import flatten
+from fedspu.settings_text import MOST_BYTES, flatten, one_line, parse_toml
 from fedspu.tasks.task import Task
 
 
@@ -48,12 +52,32 @@ def check_settings(
     """Refuse settings of a run that were edited since it began, ``but`` this one."""
     before, found = _binding(saved), _binding(now)
     for name in sorted((before.keys() | found.keys()) - {but}):
-        if before.get(name) != found.get(name):
-            raise StorageError(
-                f"{path}/settings.toml says {name} = {found.get(name)}, but the run "
-                f"began with {before.get(name)}; undo that, or delete the file to go "
-                "on with what the run began with"
+        old, new = before.get(name), found.get(name)
+        if old == new:
+            continue
+        more = f"add --rounds {new}, " if name == "rounds" else ""
+        raise StorageError(
+            one_line(
+                f"{path}/settings.toml says {name} = {new}, but the run began with "
+                f"{old}; {more}undo that, or delete the file to go on with what the "
+                "run began with"
             )
+        )
+
+
+def read_settings(saved: SavedRun, but: str = "") -> dict[str, Any] | None:
+    """What a run's settings.toml says; None if there is none. Refuses edited ones."""
+    file = saved.path / SETTINGS
+    if not os.path.lexists(file):
+        return None
+    try:
+        found = parse_toml(read_file(file, MOST_BYTES), str(file))
+    except (SettingsError, StorageError) as error:
+        raise StorageError(
+            f"{error}; delete it to go on with what the run began with"
+        ) from None
+    check_settings(saved.path, saved.index.settings, found, but)
+    return found
 
 
 def _binding(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +113,11 @@ def check_fits(path: Path, plan: Plan, last: Checkpoint) -> None:
     forms = {n: (t.shape, t.dtype) for n, t in federation.global_state.items()}
     if forms != {n: (t.shape, t.dtype) for n, t in plan.initial.items()}:
         raise StorageError(f"{path}: the server's model is not one of this run")
+    for name, tensor in federation.extra.items():
+        for prefix in (MEAN, SQUARE):
+            own = plan.initial.get(name.removeprefix(prefix))
+            if name.startswith(prefix) and (own is None or own.shape != tensor.shape):
+                raise StorageError(f"{path}: the server's {name} is of another model")
     clients = {*federation.last, *federation.stopped, *last.scores.personal}
     clients |= federation.kept.keys()
     if not clients <= set(range(plan.num_clients)):

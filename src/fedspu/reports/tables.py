@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fedspu.reports.intervals import mean, mean_shown
@@ -170,7 +171,7 @@ def rich_table(rows: Sequence[Mapping[str, str]]) -> Table:
         is_number = has_numbers or any(row[title].startswith("-") for row in rows)
         table.add_column(title, justify="right" if is_number else "left")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*map(escape, row.values()))
     return table
 
 

@@ -14,7 +14,7 @@ import fedspu
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.storage.check import check_run
 from tests.oracles.federation import examples, folder_content, mlp
-from tests.reliability.small_run import play
+from tests.reliability.small_run import compare_two, play
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,46 @@ def test_forging_as_such_is_not_what_is_refused(path: Path) -> None:
     resume(path)
 
 
+def test_a_comparison_runs_no_code_that_an_older_save_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last save names what the user asked for, and is damaged."""
+    compare_two(tmp_path / "out")
+    cell = next((tmp_path / "out").glob("fedspu-*"))
+    code = "from pathlib import Path\nPath('ran').touch()\n"
+    (tmp_path / "evil_module.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    (cell / "checkpoint/global-round-2.safetensors").unlink()
+    settings = cell / "settings.toml"
+    place = "tests.oracles.federation:digits_mlp"
+    evil = "evil_module:build"
+    settings.write_text(settings.read_text().replace(place, evil))
+    last = (cell / "checkpoint/save-round-2.json").read_bytes()
+    forge(cell, lambda i: i["settings"].update(model=evil))
+    (cell / "checkpoint/save-round-2.json").write_bytes(last)
+    forge_last = json.loads(last)["index"]
+    forge_last["files"].pop("summary.json")
+    text = json.dumps(forge_last)
+    digest = sha256(text.encode()).hexdigest()
+    (cell / "checkpoint/save-round-2.json").write_text(
+        f'{{"index": {text}, "sha256": "{digest}"}}\n'
+    )
+    with pytest.raises(FedSPUError, match="is asked for now"):
+        compare_two(tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_records_that_no_summary_can_be_made_of_are_refused_at_once(
+    path: Path,
+) -> None:
+    file = path / "rounds.jsonl"
+    file.write_bytes(b"{}\n")
+    mark = [3, sha256(b"{}\n").hexdigest()]
+    forge(path, lambda i: i["records"].update({"rounds.jsonl": mark}))
+    with pytest.raises(StorageError, match="records are damaged"):
+        resume(path)
+
+
 # Links and strangers ------------------------------------------------------------------
 
 
@@ -179,6 +219,25 @@ def test_no_link_is_followed(path: Path, victim: Path, name: str) -> None:
         assert moved.exists()
     else:
         refused(path, victim)
+
+
+def test_an_empty_folder_of_models_that_is_a_link_is_refused(
+    tmp_path: Path, victim: Path
+) -> None:
+    """After round 0 there is no model yet, so none is missed."""
+    path = tmp_path / "run"
+
+    def watch(plan: Any, played: Any) -> None:
+        if not (tmp_path / "zero").exists():
+            shutil.copytree(path, tmp_path / "zero")
+
+    play(path, watch)
+    path = tmp_path / "zero"
+    (path / "checkpoint/save-round-1.json").unlink()
+    shutil.rmtree(path / "personal")
+    (path / "personal").symlink_to(victim)
+    refused(path, victim)
+    assert not check_run(path).is_whole
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "checkpoint/clients.jsonl"])

@@ -206,7 +206,10 @@ def test_the_server_s_memory_is_read_again_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_folder_with_anything_in_it_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(StorageError, match="in use already; choose another --out"):
+    with pytest.raises(
+        StorageError,
+        match="in use already: it holds something else; choose another --out",
+    ):
         new_folder(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 

@@ -1,19 +1,20 @@
 """What of a run folder is whole, what is not, and what can still be used."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedspu.errors import DamagedError, SettingsError, StorageError
-from fedspu.federation.plan_file import check_settings
+from fedspu.errors import DamagedError, StorageError
+from fedspu.federation.plan_file import read_settings
 from fedspu.federation.storage.own_files import LOCK
 from fedspu.federation.storage.saved_index import (
-    SETTINGS,
+    RECORDS,
+    SUMMARY,
     check_is_run,
     saved_rounds,
 )
 from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.files import lock
-from fedspu.settings_text import read_toml
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,22 @@ class CheckedRun:
     path: Path
     saves: list[CheckedSave]
     settings: str = ""
+    in_the_way: str = ""
     is_finished: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing at all is damaged."""
-        return not self.settings and all(save.is_whole for save in self.saves)
+        is_clear = not self.settings and not self.in_the_way
+        return is_clear and all(save.is_whole for save in self.saves)
 
     @property
     def advice(self) -> str:
         """What can be done now."""
         whole = [save.round for save in self.saves if save.is_whole]
         resume = f"`fedspu run --resume {self.path}`"
-        if self.settings:
-            return f"Undo the change, or delete {SETTINGS}; then {resume} goes on."
+        if whole and (self.settings or self.in_the_way):
+            return f"Mend that first; then {resume} goes on from round {whole[0]}."
         if whole and self.is_finished and whole[0] == self.saves[0].round:
             return "The run is finished, and its models can be used."
         if whole:
@@ -71,12 +74,14 @@ def check_run(path: Path) -> CheckedRun:
     """Read and check every file of a run folder; nothing is changed."""
     check_is_run(path)
     try:
-        held = lock(path / LOCK)
-        if held is None:
-            raise StorageError(
-                f"{path} is being written by another run; check it when that has ended"
-            )
-        held.close()
+        if (path / LOCK).exists():
+            held = lock(path / LOCK)
+            if held is None:
+                raise StorageError(
+                    f"{path} is being written by another run; check it when that has "
+                    "ended"
+                )
+            held.close()
     except OSError:  # it cannot be written, so nobody is writing it
         pass
     saves = [_check_save(path, t) for t in saved_rounds(path)]
@@ -88,7 +93,7 @@ def check_run(path: Path) -> CheckedRun:
             continue
         settings, is_finished = _check_settings(found), found.is_finished
         break
-    return CheckedRun(path, saves, settings, is_finished)
+    return CheckedRun(path, saves, settings, _in_the_way(path), is_finished)
 
 
 def _check_save(path: Path, t: int) -> CheckedSave:
@@ -106,9 +111,23 @@ def _check_save(path: Path, t: int) -> CheckedSave:
 
 
 def _check_settings(saved: SavedRun) -> str:
-    file = saved.path / SETTINGS
     try:
-        check_settings(saved.path, saved.index.settings, read_toml(file))
-    except (SettingsError, StorageError) as problem:
+        read_settings(saved)
+    except StorageError as problem:
         return str(problem)
+    return ""
+
+
+def _in_the_way(path: Path) -> str:
+    """Why a folder that is whole can still not be resumed; empty if it can."""
+    file = path / LOCK
+    if os.path.lexists(file) and (file.is_symlink() or not file.is_file()):
+        return f"{file} is not an ordinary file; remove it"
+    for name in RECORDS:
+        if (path / name).exists() and (path / name).stat().st_nlink > 1:
+            return f"{path / name} has other names (hard links); copy it instead"
+    if (path / SUMMARY).is_dir():
+        return f"{path / SUMMARY} is a folder; remove it"
+    if not os.access(path, os.W_OK):
+        return f"{path} cannot be written; copy it, or change its mode"
     return ""

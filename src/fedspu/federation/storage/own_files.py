@@ -10,6 +10,7 @@ from fedspu.federation.storage.saved_index import (
     OWN_FILES,
     PERSONAL,
     RECORDS,
+    SUMMARY,
     extra_path,
     global_path,
     index_path,
@@ -42,9 +43,9 @@ def is_memory(name: str) -> bool:
 
 def is_half_made(path: Path) -> bool:
     """Whether there is only what a run leaves that is killed before its first save."""
-    return not saved_rounds(path) and all(
-        is_own(path, file) for file in path.rglob("*")
-    )
+    if saved_rounds(path) or (path / SUMMARY).exists():
+        return False
+    return all(is_own(path, file) for file in path.rglob("*"))
 
 
 def is_free(path: Path) -> bool:
@@ -75,7 +76,9 @@ def remove_own(path: Path) -> None:
 def remove_round(path: Path, t: int) -> None:
     """Remove the save after round t: its index first, then what only it needs."""
     for place in (index_path, global_path, extra_path):
-        place(path, t).unlink(missing_ok=True)
+        file = place(path, t)
+        if not file.is_dir():
+            file.unlink(missing_ok=True)
 
 
 def remove_other_rounds(path: Path, wanted: set[int]) -> None:
@@ -83,8 +86,10 @@ def remove_other_rounds(path: Path, wanted: set[int]) -> None:
     for file in (path / FOLDER).iterdir():
         name = file.name.removesuffix(".part")
         found = OF_A_ROUND.fullmatch(name)
-        if found and (name != file.name or int(found[2]) not in wanted):
+        if found is None or file.is_dir():
+            continue
+        if name != file.name or int(found[1] or found[2]) not in wanted:
             file.unlink()
     for file in (path / PERSONAL).glob("*.part"):
-        if is_own(path, file):
+        if is_own(path, file) and not file.is_dir():
             file.unlink()

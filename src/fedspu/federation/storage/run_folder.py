@@ -59,6 +59,7 @@ from fedspu.federation.storage.saved_index import (
     extra_path,
     global_path,
     index_path,
+    saved_rounds,
 )
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun, last_whole
 from fedspu.files import (
@@ -67,6 +68,7 @@ from fedspu.files import (
     cut,
     lock,
     mark_of,
+    not_a_link,
     sync_file,
     sync_folder,
     write_whole,
@@ -160,6 +162,8 @@ class RunFolder:
         return folder
 
     def _take_up(self, saved: SavedRun) -> None:
+        for name in (FOLDER, PERSONAL):
+            not_a_link(self.path / name).mkdir(mode=0o700, exist_ok=True)
         self.index, self._saved = saved.index, saved.known
         for name in RECORDS:
             content = saved.record(name)
@@ -400,6 +404,11 @@ class RunFolder:
             raise StorageError(f"{error}{self._so_far()}") from error
 
     def _in_use(self) -> StorageError:
+        if not saved_rounds(self.path):
+            what = "holds something else" if self.path.is_dir() else "is no folder"
+            return StorageError(
+                f"{self.path} is in use already: it {what}; choose another --out"
+            )
         return StorageError(
             f"{self.path} is in use already; choose another --out, or resume the run "
             f"in it with `fedspu run --resume {self.path}`"

@@ -22,6 +22,7 @@ from pydantic import (
 
 from fedspu.errors import DamagedError, StorageError
 from fedspu.files import Mark, not_a_link, read_file
+from fedspu.settings_text import one_line
 
 VERSION = 3
 """The version of the folder's format; others are refused."""
@@ -33,7 +34,12 @@ PLAN = f"{FOLDER}/plan.json"
 SETTINGS = "settings.toml"
 SUMMARY = "summary.json"
 RECORDS = ("rounds.jsonl", "clients.jsonl", "times.jsonl", JOURNAL)
-OF_A_ROUND = re.compile(r"(save|global|extra)-round-([0-9]{1,10})\.(json|safetensors)")
+OF_A_ROUND = re.compile(
+    r"(?:save-round-(0|[1-9][0-9]{0,9})\.json"
+    r"|(?:global|extra)-round-(0|[1-9][0-9]{0,9})\.safetensors)"
+)
+"""Files of a round; the first group is the round of an index, the second of others."""
+
 OLD_INDEX = f"{FOLDER}/federation.json"
 """Where versions 1 and 2 had their index."""
 
@@ -128,7 +134,7 @@ def _check_version(version: Any, path: str | Path) -> None:
 def saved_rounds(path: Path) -> list[int]:
     """The rounds after which this folder was saved and still says so, newest first."""
     found = (OF_A_ROUND.fullmatch(file.name) for file in _listed(path / FOLDER))
-    rounds = [int(m[2]) for m in found if m is not None and m[1] == "save"]
+    rounds = [int(m[1]) for m in found if m is not None and m[1] is not None]
     return sorted(rounds, reverse=True)
 
 
@@ -198,4 +204,4 @@ def _first(error: ValidationError) -> str:
     """The first thing that is wrong, in a few words."""
     found = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in found["loc"])
-    return f"{place}: {found['msg']}" if place else found["msg"]
+    return one_line(f"{place}: {found['msg']}" if place else found["msg"])

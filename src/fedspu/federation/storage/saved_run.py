@@ -90,7 +90,10 @@ class SavedRun:
 
     def plan_text(self) -> str:
         """What is saved of the plan, as JSON."""
-        return self._read(PLAN).decode()
+        try:
+            return self._read(PLAN).decode()
+        except UnicodeDecodeError:
+            raise DamagedError(f"{self.path / PLAN} is damaged: no UTF-8") from None
 
     def initial(self) -> State:
         """w0."""
@@ -175,12 +178,13 @@ class SavedRun:
         for problem in self.problems_of_clients().values():
             raise problem
 
-    def problems_of_the_server(self) -> Iterator[DamagedError]:
+    def problems_of_the_server(self) -> Iterator[StorageError]:
         """Everything but clients' files that is not as it was saved."""
         marks = {PLAN: self.index.files[PLAN], INITIAL: self.index.files[INITIAL]}
         if self.is_finished:
             marks[SUMMARY] = self.index.files[SUMMARY]
         checks: list[Callable[[], object]] = [
+            lambda: not_a_link(self.path / PERSONAL),
             *(
                 lambda n=n, m=m: check_marked(self.path / n, m)
                 for n, m in marks.items()
@@ -191,12 +195,12 @@ class SavedRun:
         for check in checks:
             try:
                 check()
-            except DamagedError as problem:
+            except StorageError as problem:
                 yield problem
 
-    def problems_of_clients(self) -> dict[int, DamagedError]:
+    def problems_of_clients(self) -> dict[int, StorageError]:
         """What is wrong with clients' files; nothing if the journal is damaged."""
-        found: dict[int, DamagedError] = {}
+        found: dict[int, StorageError] = {}
         try:
             memories = self.memories
         except DamagedError:
@@ -204,7 +208,7 @@ class SavedRun:
         for client, (t, mark) in memories.items():
             try:
                 check_marked(self._memory_path(client, t), mark)
-            except DamagedError as problem:
+            except StorageError as problem:
                 found[client] = problem
         return found
 

@@ -17,8 +17,12 @@ PREFIX = "fedspu-models-"
 def temporary_shelf(cache: float) -> Shelf:
     """A shelf in a folder of its own, which is deleted together with the shelf."""
     remove_left_behind()
-    folder = Path(mkdtemp(prefix=PREFIX))
-    held = lock(folder / LOCK)
+    while True:
+        folder = Path(mkdtemp(prefix=PREFIX))
+        with suppress(FileNotFoundError):  # another run took it for one left behind
+            held = lock(folder / LOCK)
+            if held is not None:
+                break
     shelf = Shelf(folder, cache)
     finalize(shelf, _remove, folder, held)
     return shelf

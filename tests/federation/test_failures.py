@@ -216,13 +216,61 @@ def test_a_client_that_cannot_be_judged_does_not_end_the_run(
     assert found.summary["unjudged_turns"] == 1
 
 
-def test_if_none_can_be_judged_the_run_ends(
+def test_if_nobody_was_ever_judged_and_all_fail_the_run_ends(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unjudgeable(monkeypatch, lambda request: request.round == 2)
-    wanted = r"round 2, client \d: it raised ZeroDivisionError: .*failed too$"
+    unjudgeable(monkeypatch, lambda request: True)
+    wanted = r"round 0, client 0: it raised ZeroDivisionError: .*failed too$"
     with pytest.raises(TrainingError, match=wanted):
         run(workers=workers)
+
+
+@pytest.mark.parametrize("method", ["fedspu", "fedavg"])
+def test_if_none_can_be_judged_any_more_scores_stay_as_before(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(method=method)
+    unjudgeable(monkeypatch, lambda request: request.round >= 2)
+    with pytest.warns(UserWarning, match=r"^12 times a client could not be judged"):
+        found = run(method=method)
+    assert found.rounds[0] == whole.rounds[0]
+    for name in ("personal_accuracy", "global_accuracy"):
+        assert found.summary[name] == found.rounds[0][name]
+    for line in found.rounds[1:]:
+        assert len(line["unjudged_clients"]) == 6
+        assert line["global_accuracy"] is None  # an older one is not shown as new
+
+
+# Rounds of one client -----------------------------------------------------------------
+
+
+def alone(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> fedspu.Run:
+    """A run with one client a round, whose turns fail in some rounds."""
+    original = Client.take_turn
+
+    def turn(self: Client, request: TrainRequest, memory: Memory) -> Any:
+        if request.round in rounds:
+            raise KeyError("no such key")
+        return original(self, request, memory)
+
+    monkeypatch.setattr(Client, "take_turn", turn)
+    settings = named(rounds=3, clients__per_round=1)
+    return fedspu.simulate(settings, model=ConvNet, data=examples())
+
+
+@pytest.mark.filterwarnings("ignore:2 of clients' turns were lost")
+def test_a_client_that_is_alone_in_its_round_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = alone(monkeypatch, 2, 3)
+    assert [len(line["missing_clients"]) for line in found.rounds] == [0, 1, 1]
+
+
+def test_if_the_first_client_fails_and_is_alone_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(TrainingError, match=r"^round 1, client \d: it raised KeyError"):
+        alone(monkeypatch, 1)
 
 
 def test_a_shelf_that_cannot_be_read_ends_the_run(

@@ -362,13 +362,13 @@ class NoScores(Tampering):
     ) -> Iterator[tuple[int, Answer | Missing]]:
         for client, answer in self.inner.exchange(requests, broadcast):
             request = requests[client]
-            if isinstance(request, JudgeRequest) and client in self.clients:
-                if request.round >= self.since:
-                    assert isinstance(answer, Answer)
-                    nan = read(lambda reply: replace(reply, value=float("nan")))
-                    yield client, nan(self.plan, request, answer)
-                    continue
-            yield client, answer
+            is_due = request.round >= self.since and client in self.clients
+            if is_due and isinstance(request, JudgeRequest):
+                assert isinstance(answer, Answer)
+                nan = read(lambda reply: replace(reply, value=float("nan")))
+                yield client, nan(self.plan, request, answer)
+            else:
+                yield client, answer
 
 
 @pytest.mark.parametrize("method", ["fedspu", "fedavg"])

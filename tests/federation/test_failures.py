@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.engines.workers import can_fork
-from fedspu.errors import SettingsError, StorageError, TrainingError
+from fedspu.errors import MethodError, SettingsError, StorageError, TrainingError
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, ShelfError
 from fedspu.federation.messages import JudgeReply, JudgeRequest, TrainRequest
@@ -29,7 +29,7 @@ from tests.oracles.federation import (
 needs_fork = pytest.mark.skipif(not can_fork(), reason="workers are forked")
 ENGINES = [1, pytest.param(2, marks=needs_fork)]
 
-Raise = Callable[[], Exception]
+Raise = Callable[[], BaseException]
 
 
 def run(path: Path | None = None, **given: Any) -> fedspu.Run:
@@ -73,6 +73,18 @@ ERRORS: dict[str, tuple[Raise, str]] = {
     "PyTorch": (
         lambda: RuntimeError("out of memory\nand more"),
         r"^it raised RuntimeError: out of memory \(test_failures\.py, line \d+\)$",
+    ),
+    "an error of a setting": (
+        lambda: SettingsError("guard = 3"),
+        r"^guard = 3$",
+    ),
+    "an error of a file": (
+        lambda: StorageError("my.csv cannot be read"),
+        r"^my\.csv cannot be read$",
+    ),
+    "an exit": (
+        lambda: SystemExit("bye"),
+        r"^it raised SystemExit: bye \(test_failures\.py, line \d+\)$",
     ),
     "no memory": (MemoryError, r"^it raised MemoryError \("),
 }
@@ -132,7 +144,7 @@ def test_if_all_fail_the_run_ends_with_the_first_failure(
 
 LOUD: dict[str, tuple[Raise, type[BaseException]]] = {
     "a disk that is full": (lambda: ShelfError("no space left"), StorageError),
-    "a method's wrong answer": (lambda: SettingsError("its keep"), SettingsError),
+    "a method's wrong answer": (lambda: MethodError("its keep"), SettingsError),
 }
 
 
@@ -148,7 +160,7 @@ def test_an_error_that_is_not_the_client_s_own_ends_the_run(
 
 
 def test_an_interrupt_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, KeyboardInterrupt)  # type: ignore[arg-type]  # on purpose
+    failing(monkeypatch, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         run()
 

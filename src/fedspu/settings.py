@@ -115,8 +115,9 @@ class ClientsSettings(Table):
     deadline: NotNegative | None = setting(
         None,
         "Seconds that a worker may take for one client; then it is replaced, and the "
-        "client is asked once more. Default: 20 times as long as others took, and at "
-        "least a minute; 0: no limit. There is none if one process plays all clients.",
+        "client is asked once more. Default: 20 times as long as others took, at least "
+        "a minute, an hour for the first; 0: no limit. There is none if one process "
+        "plays all clients.",
     )
 
     @model_validator(mode="after")

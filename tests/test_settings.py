@@ -660,6 +660,20 @@ def test_the_server_s_own_defaults_may_be_written_out() -> None:
             "guard.noise = 1.0 needs a limit: set guard.clip, the largest norm of a "
             "client's update",
         ),
+        *(
+            (
+                {"noise": noise, "clip": 1.0},
+                f"guard.noise = {noise}: expected 0, or a number from 0.001 to 1000000",
+            )
+            for noise in (5e-324, 1e-155, 0.00099, 1.1e6)
+        ),
+        *(
+            (
+                {"noise": 1.0, "clip": clip},
+                f"guard.clip = {clip}: expected a number from 0.000001 to 1000000",
+            )
+            for clip in (1e-300, 9e-7, 1.1e6)
+        ),
         (
             {"noise": 1.0, "clip": 1.0, "rule": "krum"},
             "guard.noise = 1.0 with guard.rule = 'krum': only a plain sum of updates "

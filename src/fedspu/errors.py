@@ -2,6 +2,7 @@
 
 FedSPUError
 ├── SettingsError      a setting, flag or configuration file
+│   └── MethodError    a function of a method returned the wrong kind of thing
 ├── DataError          a data set, or the part of it that a client was given
 ├── ModelError         a model: its shape, its neurons, its output
 ├── TrainingError      local training went wrong: the loss is not a number
@@ -23,6 +24,10 @@ class FedSPUError(Exception):
 
 class SettingsError(FedSPUError):
     """A setting has a value that cannot be used."""
+
+
+class MethodError(SettingsError):
+    """A function of a method returned something that cannot be used."""
 
 
 class DataError(FedSPUError):

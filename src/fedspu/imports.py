@@ -71,7 +71,7 @@ def call(
         raise refuse(f"{given}: it raised {raised(error)}") from error
 
 
-def raised(error: Exception) -> str:
+def raised(error: BaseException) -> str:
     """An exception in one line: its kind, its message, and where it was raised."""
     text = str(error).strip()
     message = f": {text.splitlines()[0]}" if text else ""

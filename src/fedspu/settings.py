@@ -119,8 +119,9 @@ class ClientsSettings(Table):
     deadline: NotNegative | None = setting(
         None,
         "Seconds that a worker may take for one client; then it is replaced, and the "
-        "client is asked once more. Default: 20 times as long as others took, and at "
-        "least a minute; 0: no limit. There is none if one process plays all clients.",
+        "client is asked once more. Default: 20 times as long as others took, at least "
+        "a minute, an hour for the first; 0: no limit. There is none if one process "
+        "plays all clients.",
     )
 
     @model_validator(mode="after")
@@ -248,10 +249,13 @@ class GuardSettings(Table):
     noise: NotNegative = setting(
         0.0,
         "For differential privacy: the noise on the sum of a round's updates has "
-        "guard.noise times guard.clip as its standard deviation; 0: no noise.",
+        "guard.noise times guard.clip as its standard deviation; 0: no noise. Else "
+        "0.001 to 1000000.",
     )
     clip: NotNegative = setting(
-        0.0, "With noise: a client's update is scaled down to at most this norm."
+        0.0,
+        "With noise: a client's update is scaled down to at most this norm, 0.000001 "
+        "to 1000000.",
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = setting(
         1e-5, "With noise: the delta for which the run's epsilon is computed."
@@ -269,6 +273,15 @@ class GuardSettings(Table):
             raise ValueError(
                 f"guard.noise = {self.noise} needs a limit: set guard.clip, the "
                 "largest norm of a client's update"
+            )
+        if self.noise and not 1e-3 <= self.noise <= 1e6:
+            raise ValueError(
+                f"guard.noise = {self.noise}: expected 0, or a number from 0.001 to "
+                "1000000"
+            )
+        if self.noise and not 1e-6 <= self.clip <= 1e6:
+            raise ValueError(
+                f"guard.clip = {self.clip}: expected a number from 0.000001 to 1000000"
             )
         if self.noise and self.rule != "none":
             raise ValueError(

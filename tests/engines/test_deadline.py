@@ -13,7 +13,7 @@ import pytest
 import fedspu
 from fedspu.engines import deadline as deadline_module
 from fedspu.engines import workers as workers_module
-from fedspu.engines.deadline import LEAST, TIMES, Deadline
+from fedspu.engines.deadline import FIRST, LEAST, TIMES, Deadline
 from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
@@ -50,11 +50,12 @@ def test_zero_is_no_deadline() -> None:
     assert deadline.seconds(TRAIN, 10) == inf
 
 
-def test_without_experience_there_is_no_deadline() -> None:
+def test_without_experience_there_is_an_hour() -> None:
     deadline = Deadline(None)
-    assert deadline.seconds(TRAIN, 10) == inf
+    assert deadline.seconds(TRAIN, 10) == FIRST == 3600
     deadline.note(JUDGE, 10, 1)
-    assert deadline.seconds(TRAIN, 10) == inf  # judging says nothing about training
+    assert deadline.seconds(TRAIN, 10) == FIRST  # judging says nothing about training
+    assert deadline.seconds(JUDGE, 10) == LEAST
 
 
 def test_a_turn_may_take_many_times_as_long_as_the_slowest_by_its_length() -> None:
@@ -162,6 +163,25 @@ def test_by_default_the_deadline_is_learned_from_other_turns(
     found = simulate()
     assert found.rounds == whole.rounds
     assert [line["retried_clients"] for line in found.times] == [[], [victim()]]
+
+
+@needs_fork
+def test_workers_that_all_hang_in_their_first_turns_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulate()
+    monkeypatch.setattr(deadline_module, "FIRST", 2.0)
+    counts = iter(tmp_path / name for name in "ab")
+    for client in choose_clients(Federation(0, plan_for().initial), plan_for(), 1)[:2]:
+
+        def is_first(request: Request, client: int = client) -> bool:
+            is_train = isinstance(request, TrainRequest)
+            return is_train and (request.round, request.client) == (1, client)
+
+        hanging(monkeypatch, next(counts), 1, is_first)
+    found = simulate()
+    assert found.rounds == whole.rounds
+    assert len(found.times[0]["retried_clients"]) == 2
 
 
 @needs_fork

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import fedspu
 from fedspu.engines import workers
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.workers import WorkersEngine, can_fork
-from fedspu.errors import StorageError, TrainingError
+from fedspu.errors import FedSPUError, StorageError, TrainingError
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, ShelfError
 from fedspu.federation.messages import Packet, TrainRequest, unpack_request
@@ -146,6 +147,30 @@ def test_an_error_in_a_worker_is_raised_here_as_it_was_there() -> None:
         fedspu.simulate(
             named(workers=2, train__lr=1e30), model=ConvNet, data=examples()
         )
+
+
+def test_a_worker_that_cannot_be_replaced_is_one_line(
+    victim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = children()
+    original = WorkersEngine._hire
+    hired: list[workers.Worker] = []
+
+    def hire(self: WorkersEngine) -> workers.Worker:
+        if len(hired) == 2:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        hired.append(original(self))
+        return hired[-1]
+
+    monkeypatch.setattr(WorkersEngine, "_hire", hire)
+    monkeypatch.setattr(Client, "answer", dying(2, victim, 1, tmp_path / "count"))
+    wanted = (
+        r"^no new worker can be started \(Cannot allocate memory\); lower --workers, "
+        r"or resume later$"
+    )
+    with pytest.raises(FedSPUError, match=wanted):
+        fedspu.simulate(named(rounds=4, workers=2), model=ConvNet, data=examples())
+    assert children() == before
 
 
 def test_after_an_error_no_worker_is_left() -> None:

@@ -410,6 +410,38 @@ def test_a_client_takes_no_value_that_is_not_finite(value: float) -> None:
         check_broadcast(plan, initial)
 
 
+def test_a_variance_is_not_negative() -> None:
+    plan, request, reply, *_ = turn()
+    name = "bn1.running_var"
+    bad = reply.payload[name].clone()
+    bad[-1] = -1e6
+    found = why_not(plan, request, changed(reply, payload={**reply.payload, name: bad}))
+    assert found == f"its {name} is negative; it is a variance"
+    bad = request.payload[name].clone()
+    bad[0] = -1e-30
+    payload = {**request.payload, name: bad}
+    found = refused_by_client(plan, replace(request, payload=payload))
+    assert found == f"the server's {name} is negative; it is a variance"
+    initial = {**plan.initial, name: -plan.initial[name]}
+    found = refused_by_client(plan, replace(request, initial=initial))
+    assert found == f"the initial {name} is negative; it is a variance"
+    with pytest.raises(ModelError, match=rf"^the server's {name} is negative"):
+        check_broadcast(plan, initial)
+
+
+def test_a_mean_may_be_negative_and_a_variance_zero() -> None:
+    plan, request, reply, *_ = turn()
+    mean, variance = "bn1.running_mean", "bn1.running_var"
+    payload = {
+        **reply.payload,
+        mean: torch.full_like(reply.payload[mean], -1.0),
+        variance: torch.full_like(reply.payload[variance], -0.0),
+    }
+    read_reply(
+        plan, request, pack_reply(plan, request, changed(reply, payload=payload))
+    )
+
+
 def test_a_broadcast_has_the_tensors_of_the_plan() -> None:
     plan, *_ = turn()
     check_broadcast(plan, plan.initial)

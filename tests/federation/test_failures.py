@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.engines.workers import can_fork
-from fedspu.errors import SettingsError, StorageError, TrainingError
+from fedspu.errors import MethodError, SettingsError, StorageError, TrainingError
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, ShelfError
 from fedspu.federation.messages import JudgeReply, JudgeRequest, TrainRequest
@@ -29,7 +29,7 @@ from tests.oracles.federation import (
 needs_fork = pytest.mark.skipif(not can_fork(), reason="workers are forked")
 ENGINES = [1, pytest.param(2, marks=needs_fork)]
 
-Raise = Callable[[], Exception]
+Raise = Callable[[], BaseException]
 
 
 def run(path: Path | None = None, **given: Any) -> fedspu.Run:
@@ -73,6 +73,18 @@ ERRORS: dict[str, tuple[Raise, str]] = {
     "PyTorch": (
         lambda: RuntimeError("out of memory\nand more"),
         r"^it raised RuntimeError: out of memory \(test_failures\.py, line \d+\)$",
+    ),
+    "an error of a setting": (
+        lambda: SettingsError("guard = 3"),
+        r"^guard = 3$",
+    ),
+    "an error of a file": (
+        lambda: StorageError("my.csv cannot be read"),
+        r"^my\.csv cannot be read$",
+    ),
+    "an exit": (
+        lambda: SystemExit("bye"),
+        r"^it raised SystemExit: bye \(test_failures\.py, line \d+\)$",
     ),
     "no memory": (MemoryError, r"^it raised MemoryError \("),
 }
@@ -132,7 +144,7 @@ def test_if_all_fail_the_run_ends_with_the_first_failure(
 
 LOUD: dict[str, tuple[Raise, type[BaseException]]] = {
     "a disk that is full": (lambda: ShelfError("no space left"), StorageError),
-    "a method's wrong answer": (lambda: SettingsError("its keep"), SettingsError),
+    "a method's wrong answer": (lambda: MethodError("its keep"), SettingsError),
 }
 
 
@@ -148,7 +160,7 @@ def test_an_error_that_is_not_the_client_s_own_ends_the_run(
 
 
 def test_an_interrupt_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, KeyboardInterrupt)  # type: ignore[arg-type]  # on purpose
+    failing(monkeypatch, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         run()
 
@@ -216,13 +228,61 @@ def test_a_client_that_cannot_be_judged_does_not_end_the_run(
     assert found.summary["unjudged_turns"] == 1
 
 
-def test_if_none_can_be_judged_the_run_ends(
+def test_if_nobody_was_ever_judged_and_all_fail_the_run_ends(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unjudgeable(monkeypatch, lambda request: request.round == 2)
-    wanted = r"round 2, client \d: it raised ZeroDivisionError: .*failed too$"
+    unjudgeable(monkeypatch, lambda request: True)
+    wanted = r"round 0, client 0: it raised ZeroDivisionError: .*failed too$"
     with pytest.raises(TrainingError, match=wanted):
         run(workers=workers)
+
+
+@pytest.mark.parametrize("method", ["fedspu", "fedavg"])
+def test_if_none_can_be_judged_any_more_scores_stay_as_before(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(method=method)
+    unjudgeable(monkeypatch, lambda request: request.round >= 2)
+    with pytest.warns(UserWarning, match=r"^12 times a client could not be judged"):
+        found = run(method=method)
+    assert found.rounds[0] == whole.rounds[0]
+    for name in ("personal_accuracy", "global_accuracy"):
+        assert found.summary[name] == found.rounds[0][name]
+    for line in found.rounds[1:]:
+        assert len(line["unjudged_clients"]) == 6
+        assert line["global_accuracy"] is None  # an older one is not shown as new
+
+
+# Rounds of one client -----------------------------------------------------------------
+
+
+def alone(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> fedspu.Run:
+    """A run with one client a round, whose turns fail in some rounds."""
+    original = Client.take_turn
+
+    def turn(self: Client, request: TrainRequest, memory: Memory) -> Any:
+        if request.round in rounds:
+            raise KeyError("no such key")
+        return original(self, request, memory)
+
+    monkeypatch.setattr(Client, "take_turn", turn)
+    settings = named(rounds=3, clients__per_round=1)
+    return fedspu.simulate(settings, model=ConvNet, data=examples())
+
+
+@pytest.mark.filterwarnings("ignore:2 of clients' turns were lost")
+def test_a_client_that_is_alone_in_its_round_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = alone(monkeypatch, 2, 3)
+    assert [len(line["missing_clients"]) for line in found.rounds] == [0, 1, 1]
+
+
+def test_if_the_first_client_fails_and_is_alone_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(TrainingError, match=r"^round 1, client \d: it raised KeyError"):
+        alone(monkeypatch, 1)
 
 
 def test_a_shelf_that_cannot_be_read_ends_the_run(

@@ -27,7 +27,7 @@ from fedspu.federation.messages import (
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import record_round
 from fedspu.federation.rounds import Round, Scores, judge, play, play_round
-from fedspu.federation.server import Federation
+from fedspu.federation.server import Federation, choose_clients
 from fedspu.prepare import Prepared
 from tests.federation.test_checks import damages
 from tests.oracles.federation import mlp, prepared_for, same_bits
@@ -348,3 +348,46 @@ def test_the_global_model_s_mean_is_over_those_who_could_be_judged() -> None:
     )
     scores = [v for k, v in whole.scores.personal.items() if k != VICTIM]
     assert found.scores.global_ == sum(scores) / 5
+
+
+class NoScores(Tampering):
+    """Some clients' scores are never numbers."""
+
+    def __init__(self, ready: Prepared, since: int, clients: set[int]) -> None:
+        super().__init__(ready, 0, 0, absent)
+        self.since, self.clients = since, clients
+
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer | Missing]]:
+        for client, answer in self.inner.exchange(requests, broadcast):
+            request = requests[client]
+            is_due = request.round >= self.since and client in self.clients
+            if is_due and isinstance(request, JudgeRequest):
+                assert isinstance(answer, Answer)
+                nan = read(lambda reply: replace(reply, value=float("nan")))
+                yield client, nan(self.plan, request, answer)
+            else:
+                yield client, answer
+
+
+@pytest.mark.parametrize("method", ["fedspu", "fedavg"])
+def test_the_only_client_that_is_judged_cannot_end_a_run(method: str) -> None:
+    ready = prepared_for(mlp, method=method, judge__clients=1, judge__every=1)
+    begin = Federation(0, ready.plan.initial)
+    (client,) = ready.plan.judged_clients
+    rounds = list(play(ready.plan, NoScores(ready, 0, {client}), begin, Scores()))
+    assert len(rounds) == 3
+    for done in rounds:
+        assert done.scores == Scores()
+        assert done.unjudged.keys() <= {client}
+    assert rounds[0].unjudged[client].startswith("its accuracy is nan")
+
+
+def test_the_clients_of_a_round_cannot_end_it_by_their_scores() -> None:
+    ready = prepared_for(mlp, clients__per_round=2, judge__every=9, rounds=2)
+    begin = Federation(0, ready.plan.initial)
+    hostile = set(choose_clients(Federation(0, begin.global_state), ready.plan, 1))
+    first, _ = play(ready.plan, NoScores(ready, 1, hostile), begin, Scores())
+    assert first.unjudged.keys() == hostile
+    assert first.scores.personal == scores_of_w0(ready)

@@ -8,7 +8,7 @@ import torch
 
 from fedspu import State, Update
 from fedspu.engines.local import LocalEngine
-from fedspu.errors import FedSPUError
+from fedspu.errors import FedSPUError, TrainingError
 from fedspu.federation.engine import Answer, Cost, Facts, Missing
 from fedspu.federation.messages import (
     JudgeReply,
@@ -370,7 +370,7 @@ class Answering:
         (empty_reply(0, 3), "it is a TrainReply"),
     ],
 )
-def test_a_client_that_cannot_be_judged_is_an_error_that_says_why(
+def test_one_client_that_cannot_be_judged_ends_nothing_and_it_says_why(
     reply: Any, reason: str
 ) -> None:
     plan, free = plan_for(), Cost(0, 0, 0, 0, 0.0)
@@ -379,8 +379,29 @@ def test_a_client_that_cannot_be_judged_is_an_error_that_says_why(
     if reply is not None:
         request = JudgeRequest(0, 3, 0, "personal")
         answer = Answer(pack_reply(plan, request, reply), free)
-    with pytest.raises(FedSPUError, match=rf"client 3 could not be judged: {reason}"):
-        judge(plan, Answering(answer), start, [3], "personal")
+    found = judge(plan, Answering(answer), start, [3], "personal")
+    assert not found.scores
+    assert list(found.unjudged) == [3]
+    assert found.unjudged[3].startswith(reason)
+
+
+def test_if_several_are_lost_and_nobody_was_ever_judged_it_is_an_error() -> None:
+    plan = plan_for()
+    start, asleep = Federation(0, plan.initial), Answering(Missing("asleep"))
+    with pytest.raises(FedSPUError, match=r"client 3 could not be judged: asleep"):
+        judge(plan, asleep, start, [3, 4], "personal")
+    found = judge(plan, asleep, start, [3, 4], "personal", known={5: 0.5})
+    assert found.unjudged == {3: "asleep", 4: "asleep"}
+
+
+@pytest.mark.parametrize("clients", [[3], [3, 4]])
+def test_if_the_turns_of_all_fail_and_nobody_was_ever_judged_it_is_an_error(
+    clients: list[int],
+) -> None:
+    plan = plan_for()
+    failing = Answering(Missing("no metric", has_failed=True))
+    with pytest.raises(TrainingError, match=r"round 0, client 3: no metric"):
+        judge(plan, failing, Federation(0, plan.initial), clients, "personal")
 
 
 # A method's own answers on the server -------------------------------------------------

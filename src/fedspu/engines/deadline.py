@@ -7,6 +7,9 @@ from fedspu.federation.messages import Request
 LEAST = 60.0
 """Seconds that every turn may take, if no setting says otherwise."""
 
+FIRST = 3600.0
+"""The same, as long as no turn of its kind has ended."""
+
 TIMES = 20
 """A turn may take this many times as long as the slowest so far, by its length."""
 
@@ -15,7 +18,7 @@ class Deadline:
     """The deadline of every turn, as set, or from what turns of its kind took.
 
     ``asked`` is the setting: None for a deadline from experience, 0 for none at all. As
-    long as no turn of a kind has ended, there is no experience and no deadline.
+    long as no turn of a kind has ended, there is no experience, but an hour's time.
     """
 
     def __init__(self, asked: float | None) -> None:
@@ -32,4 +35,4 @@ class Deadline:
         if self.asked is not None:
             return self.asked or inf
         pace = self._pace.get(type(request))
-        return inf if pace is None else max(LEAST, TIMES * pace * length)
+        return FIRST if pace is None else max(LEAST, TIMES * pace * length)

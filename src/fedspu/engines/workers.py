@@ -168,7 +168,13 @@ class WorkersEngine:
 
     def _replace(self, place: int) -> None:
         self._workers[place].end()
-        self._workers[place] = self._hire()
+        try:
+            self._workers[place] = self._hire()
+        except OSError as error:  # no memory, or no more processes
+            raise FedSPUError(
+                f"no new worker can be started ({error.strerror or error}); lower "
+                "--workers, or resume later"
+            ) from error
 
     def _hire(self) -> Worker:
         return Worker(self.plan, self.examples, self.shelf, self._stage, self._room)
@@ -188,7 +194,8 @@ class WorkersEngine:
             yield from self._doing(next_job, running)
         finally:
             for place in running:  # after an error, their results are not used
-                self._replace(place)
+                with suppress(FedSPUError):  # the first error is the one to tell
+                    self._replace(place)
 
     def _doing(
         self, next_job: Callable[[], Job | None], running: dict[int, Job]

@@ -85,7 +85,7 @@ def read_reply(
             )
         _check_losses(plan, reply)
         _check_neurons(plan, request, reply)
-        _check_finite("its", reply.payload)
+        _check_values(plan, "its", reply.payload)
     # A message has one form: any other hides something, such as bits that belong to no
     # neuron. Values have no second form.
     bare = replace(reply, payload={}) if isinstance(reply, TrainReply) else reply
@@ -187,8 +187,8 @@ def read_request(plan: Plan, packet: Packet) -> Request:
     if (request.initial is not None) != is_first:
         what = "without" if is_first else "with"
         raise ModelError(f"a request {what} the initial model; last round: {last}")
-    _check_finite("the server's", request.payload)
-    _check_finite("the initial", request.initial or {})
+    _check_values(plan, "the server's", request.payload)
+    _check_values(plan, "the initial", request.initial or {})
     _check_form(packet, pack_request(plan, replace(request, payload={}, initial=None)))
     return request
 
@@ -198,7 +198,7 @@ def check_broadcast(plan: Plan, state: State) -> None:
     shapes = {name: (values.shape, values.dtype) for name, values in state.items()}
     if shapes != {name: (w.shape, w.dtype) for name, w in plan.initial.items()}:
         raise ModelError("the server's model has other tensors than the plan")
-    _check_finite("the server's", state)
+    _check_values(plan, "the server's", state)
 
 
 # Both ---------------------------------------------------------------------------------
@@ -214,10 +214,18 @@ def _check_sizes(most: Sizes, packet: Packet) -> None:
             )
 
 
-def _check_finite(whose: str, tensors: Mapping[str, Tensor]) -> None:
+VARIANCE = "running_var"
+"""How the names of those norm statistics end that are variances, as in PyTorch."""
+
+
+def _check_values(plan: Plan, whose: str, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse values that are not finite, and variances below 0."""
     for name, values in tensors.items():
         if not is_finite(values):
             raise ModelError(f"{whose} {name} is not finite")
+        is_variance = name in plan.neurons.statistics and name.endswith(VARIANCE)
+        if is_variance and bool((values < 0).any()):
+            raise ModelError(f"{whose} {name} is negative; it is a variance")
 
 
 def _check_form(found: Packet, again: Packet) -> None:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fedspu.errors import (
     FedSPUError,
+    MethodError,
     ModelError,
-    SettingsError,
     StorageError,
     TrainingError,
 )
 from fedspu.federation.checks import check_broadcast, read_request
-from fedspu.federation.client_memory import Shelf
+from fedspu.federation.client_memory import Shelf, ShelfError
 from fedspu.federation.engine import Answer, Cost, Missing
 from fedspu.federation.messages import (
     JudgeReply,
@@ -77,16 +77,16 @@ class Client:
     ) -> Answer | Missing:
         """The answer to a request, or why there is none: one client's turn is lost.
 
-        Errors that are not the client's own are raised: its shelf cannot be used, or
-        the method's answers cannot.
+        Two errors are not the client's own and are raised: its shelf cannot be used, or
+        the method's answers cannot. All others that its code raises cost its turn.
         """
         try:
             up = self.answer(packet, broadcast)
-        except (StorageError, SettingsError):
+        except (ShelfError, MethodError):
             raise
         except FedSPUError as error:
             return Missing(str(error), has_failed=True)
-        except Exception as error:  # the user's own code, or PyTorch
+        except (Exception, SystemExit) as error:  # the user's own code, or PyTorch
             return Missing(f"it raised {raised(error)}", has_failed=True)
         return Answer(up, Cost.of(packet, up))
 
@@ -105,7 +105,7 @@ class Client:
         self, request: Request, broadcast: State | None = None
     ) -> tuple[Reply, float]:
         """The reply to a request, and the seconds it took to compute."""
-        memory = self.shelf.get(request.client, request.last)
+        memory = self._remember(request)
         began = perf_counter()
         if isinstance(request, JudgeRequest):
             found = self.judge(request, memory, broadcast)
@@ -114,6 +114,12 @@ class Client:
         seconds = perf_counter() - began
         self.shelf.put(request.client, request.round, kept)
         return reply, seconds
+
+    def _remember(self, request: Request) -> Memory:
+        try:
+            return self.shelf.get(request.client, request.last)
+        except StorageError as error:
+            raise ShelfError(str(error)) from error
 
     # A turn (Algorithm 1, lines 8 to 11, and Algorithm 2, lines 8 to 16) --------------
 

@@ -26,7 +26,7 @@ Name = tuple[int, int]
 
 
 class ShelfError(StorageError):
-    """What a client keeps could not be written."""
+    """What a client keeps could not be written, or not be read."""
 
 
 class Shelf:

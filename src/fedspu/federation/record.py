@@ -2,7 +2,8 @@
 
 Records hold the task's metric under its own name, as in ``personal_accuracy``. A client
 that could not be judged (``unjudged_clients``) is in the personal means with its score
-from before, or not at all if it never had one; the global mean is without it.
+from before, or not at all if it never had one; the global mean is without it, or null
+if nobody could judge the global model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,7 +178,7 @@ def what_was_lost(summary: Mapping[str, Any]) -> Iterator[str]:
     if lost := summary["unjudged_turns"]:
         yield (
             f"{lost} times a client could not be judged, and its score is an older "
-            f"one; {where}"
+            f"one, or none; {where}"
         )
 
 

@@ -112,7 +112,9 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
         reply = replace(reply, payload={})  # its values are added
         answers[client] = Used(reply, answer.cost, answer.retried)
 
-    _refuse_if_all_failed(requests.t, len(requests), missing)
+    # One client alone ends a run only if it is broken from the beginning.
+    if len(requests) > 1 or not federation.last:
+        _refuse_if_all_failed(requests.t, len(requests), missing)
     replies = {client: used.reply for client, used in answers.items()}
     federation = next_federation(plan, federation, combined.result(), replies)
     return Round(
@@ -259,14 +261,16 @@ def judge(
 ) -> Judging:
     """How well each client's own model, or the global one, does on its test part.
 
-    It is an error if none of them can be judged, unless only one was asked and there
-    are scores ``known`` from before.
+    It is an error if nobody was ever judged (no scores are ``known`` from before), and
+    the turns of all who were asked went wrong, or several were asked and all are lost.
+    A score that is refused is never an error: its client alone is to blame.
     """
     is_own = which == "personal" and plan.method.keeps_own
     requests = judge_requests(federation, list(clients), which)
     broadcast = None if is_own else federation.global_state
     scores: dict[int, float] = {}
     missing: dict[int, Missing] = {}
+    refused: dict[int, str] = {}
     ignored: dict[int, int] = {}
     arriving = engine.exchange(requests, broadcast)
     for client, answer in first_answers(requests, arriving, ignored):
@@ -276,18 +280,20 @@ def judge(
         try:
             reply = read_reply(plan, requests[client], answer.up)
         except ModelError as error:
-            missing[client] = Missing(str(error))
+            refused[client] = str(error)
             continue
         if isinstance(reply, JudgeReply):
             scores[client] = reply.value
     missing = {client: missing[client] for client in clients if client in missing}
-    if missing and not scores and not (len(clients) == 1 and known):
+    if missing and not (scores or refused or known):
         _refuse_if_all_failed(federation.round, len(clients), missing)
-        client, lost = next(iter(missing.items()))
-        raise FedSPUError(f"client {client} could not be judged: {lost.reason}")
+        if len(clients) > 1:
+            client, lost = next(iter(missing.items()))
+            raise FedSPUError(f"client {client} could not be judged: {lost.reason}")
+    unjudged = {**refused, **{client: lost.reason for client, lost in missing.items()}}
     return Judging(
         {client: scores[client] for client in clients if client in scores},
-        {client: lost.reason for client, lost in missing.items()},
+        {client: unjudged[client] for client in clients if client in unjudged},
         ignored,
     )
 
@@ -295,17 +301,19 @@ def judge(
 def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
     """Judge the models that changed; ask every client only in rounds when it is due.
 
-    A client that could not be judged keeps its score from before, or has none.
+    A client that could not be judged keeps its score from before, or has none. The same
+    holds for the global model, if nobody could judge it.
     """
     began = perf_counter()
     federation, method = played.federation, plan.method
     everyone = plan.judged_clients
     personal, global_ = dict(known.personal), known.global_
     judged: dict[int, float] = {}
+    global_scores: dict[int, float] = {}
     unjudged, ignored = dict(played.unjudged), Counter(played.ignored)
 
     def ask(clients: Sequence[int], which: Which) -> dict[int, float]:
-        found = judge(plan, engine, federation, clients, which, known.personal)
+        found = judge(plan, engine, federation, clients, which, personal)
         unjudged.update(found.unjudged)
         ignored.update(found.ignored)
         return found.scores
@@ -317,10 +325,10 @@ def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
         federation.round % plan.settings.judge.every == 0
     )
     if is_due and plan.has_global:
-        scores = ask(everyone, "global")
-        global_ = _mean(scores.values())
+        global_scores = ask(everyone, "global")
+        global_ = _mean(global_scores.values()) if global_scores else global_
         if plan.uses_global:
-            personal.update(scores)
+            personal.update(global_scores)
     if is_due and not method.keeps_own and not plan.uses_global:
         personal.update(ask(everyone, "personal"))
     personal = {client: personal[client] for client in everyone if client in personal}
@@ -331,7 +339,7 @@ def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
         judged=judged,
         unjudged=unjudged,
         ignored=dict(ignored),
-        is_global_judged=is_due,
+        is_global_judged=bool(global_scores),
         seconds={**played.seconds, "judging": perf_counter() - began},
     )
 

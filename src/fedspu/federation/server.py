@@ -172,11 +172,15 @@ def _check_finite(t: int, state: State, settings: Settings) -> None:
     """Refuse a server's model that has overflowed, before it is saved or sent."""
     for name, tensor in state.items():
         if not is_finite(tensor):
-            lower = f"train.lr (it is {settings.train.lr})"
+            lower = [f"train.lr (it is {settings.train.lr})"]
             if settings.server.optimizer != "none":
-                lower = f"server.lr (it is {settings.server.lr}) or {lower}"
+                lower.insert(0, f"server.lr (it is {settings.server.lr})")
+            if settings.guard.noise:
+                lower.insert(0, f"guard.clip (it is {settings.guard.clip})")
+                lower.insert(0, f"guard.noise (it is {settings.guard.noise})")
             raise TrainingError(
-                f"round {t}: the server's {name} is no longer finite; lower {lower}"
+                f"round {t}: the server's {name} is no longer finite; lower "
+                f"{' or '.join(lower)}"
             )
 
 

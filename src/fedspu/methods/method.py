@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from fedspu.errors import SettingsError
+from fedspu.errors import MethodError, SettingsError
 from fedspu.neurons.average import Accumulator, average_by_examples
 from fedspu.neurons.blocks import merge, state_of
 from fedspu.neurons.choose import choose_random
@@ -247,7 +247,7 @@ Found = TypeVar("Found")
 def answered(method: Method, name: str, value: Any, kind: type[Found]) -> Found:
     """What a function of a method returned; refuses any other kind of thing."""
     if not isinstance(value, kind):
-        raise SettingsError(
+        raise MethodError(
             f"method {method.name!r}: its {name} returned a {type(value).__name__}; "
             f"expected a {kind.__name__}; docs/write-a-method.md says more"
         )

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedspu import State
-from fedspu.errors import SettingsError
+from fedspu.errors import SettingsError, TrainingError
 from fedspu.federation.guards import accountant
 from fedspu.federation.guards.accountant import epsilon
 from fedspu.federation.guards.noisy_sum import NoisySum, most_turns
-from fedspu.federation.server import Federation, TrainRequests
+from fedspu.federation.server import Federation, TrainRequests, next_federation
 from fedspu.methods import make_method
 from fedspu.neurons.average import Average, Update
 from fedspu.neurons.blocks import extract
@@ -183,6 +183,17 @@ def test_noise_is_new_in_every_round() -> None:
 def test_noise_never_makes_a_variance_negative() -> None:
     after, _ = noise_alone(noise=100.0, clip=10.0)
     assert float(after["bn1.running_var"].min()) == 0
+
+
+def test_if_noise_ruins_the_model_the_error_names_the_settings_of_the_guard() -> None:
+    plan = plan_for(guard__noise=1e6, guard__clip=1e6, train__lr=0.5)
+    state = {**plan.initial, "fc.bias": plan.initial["fc.bias"] + torch.inf}
+    wanted = (
+        r"^round 1: the server's .* is no longer finite; lower guard\.noise \(it is "
+        r"1000000\.0\) or guard\.clip \(it is 1000000\.0\) or train\.lr \(it is 0\.5\)$"
+    )
+    with pytest.raises(TrainingError, match=wanted):
+        next_federation(plan, Federation(0, plan.initial), state, {})
 
 
 def test_a_private_run_has_the_same_bits_when_it_is_played_again() -> None:

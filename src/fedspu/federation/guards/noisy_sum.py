@@ -12,7 +12,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from fedspu.federation.guards.rules import VARIANCE
+from fedspu.federation.checks import VARIANCE
 from fedspu.federation.guards.steps import length, step
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation, TrainRequests, choose_clients

@@ -14,6 +14,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from fedspu.federation.checks import VARIANCE
 from fedspu.federation.guards.steps import (
     distances,
     length,
@@ -24,9 +25,6 @@ from fedspu.neurons.average import Accumulator, Update
 from fedspu.neurons.choose import as_fraction
 from fedspu.neurons.table import State
 from fedspu.settings import GuardSettings
-
-VARIANCE = "running_var"
-"""What PyTorch's norms call their variances, which are never negative."""
 
 
 @dataclass(frozen=True)

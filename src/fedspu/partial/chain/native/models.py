@@ -68,6 +68,11 @@ _READ: "WeakKeyDictionary[nn.Module, dict[Any, list[Stage] | NotAChainError]]" =
 
 def stages_of(model: nn.Module, shape: tuple[int, ...]) -> list[Stage]:
     """The model's stages, for examples of this shape, in its present mode."""
+    with _READING:  # tracing patches PyTorch for all threads
+        return _stages_of(model, shape)
+
+
+def _stages_of(model: nn.Module, shape: tuple[int, ...]) -> list[Stage]:
     traced = trace(model)
     if traced.graph is None:
         raise NotAChainError("a model that cannot be traced, or that has hooks")
@@ -84,6 +89,9 @@ def stages_of(model: nn.Module, shape: tuple[int, ...]) -> list[Stage]:
     if isinstance(found, NotAChainError):
         raise found
     return found
+
+
+_READING = Lock()
 
 
 def takes(x: Any) -> bool:

@@ -49,7 +49,7 @@ def test_a_kill_at_any_operation_loses_nothing(
     tmp_path: Path, expected: dict[str, bytes], workers: int
 ) -> None:
     count = len(recorded(tmp_path, lambda _: play(tmp_path / "0")))
-    for number in some(count, 9 * workers):
+    for number in some(count, 16 * workers):
         path = tmp_path / f"{number}"
         kill_at(
             path,
@@ -86,9 +86,9 @@ def test_an_error_of_the_disk_at_any_operation_loses_nothing(
 ) -> None:
     reached = [
         fail_at(tmp_path / "run", number, error, expected)
-        for number in some(150 + error % 7, 9)
+        for number in some(150 + error % 7, 12)
     ]
-    assert sum(reached) > 10
+    assert sum(reached) > 7
 
 
 def test_a_disk_that_fills_up_within_a_write_loses_nothing(
@@ -106,7 +106,7 @@ def test_a_power_cut_at_any_moment_loses_nothing(
     start, name = Left.of(root), Path("runs/run")
     log = recorded(root, lambda watch: play(root / name, watch))
     to = tmp_path / "after"
-    for moment in (*some(len(log), 4), len(log)):
+    for moment in (*some(len(log), 8), len(log)):
         cut_power(root, name, start, log, moment, rng, to, expected)
 
 

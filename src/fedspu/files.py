@@ -186,8 +186,7 @@ def read_file(path: Path, limit: int = LARGEST) -> bytes:
 def read_marked(path: Path, mark: Mark) -> bytes:
     """The content of a file that must be what it was when it was marked."""
     content = read_file(path, min(mark.length, LARGEST))
-    if Mark.of(content) != mark:
-        raise DamagedError(f"{path} is damaged: it is not what was saved")
+    _check(path, Mark.of(content), mark)
     return content
 
 
@@ -201,14 +200,17 @@ def read_start(path: Path, mark: Mark) -> bytes:
         raise StorageError(f"{path}: not enough memory to read it") from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
-    if Mark.of(content) != mark:
-        raise DamagedError(f"{path} is damaged: it is not what was saved")
+    _check(path, Mark.of(content), mark)
     return content
 
 
 def check_marked(path: Path, mark: Mark) -> None:
     """Refuse a file that is not what it was when it was marked."""
-    if mark_of(path) != mark:
+    _check(path, mark_of(path), mark)
+
+
+def _check(path: Path, found: Mark, mark: Mark) -> None:
+    if found != mark:
         raise DamagedError(f"{path} is damaged: it is not what was saved")
 
 

@@ -150,6 +150,8 @@ def test_all_settings_at_once_open_no_file() -> None:
         "train.schedule": "cosine",
         "train.schedule_rounds": 9,
         "workers": 2,
+        "engine": "ray",
+        "ray_address": "auto",
         "judge.clients": 5,
         "clients.deadline": 5.0,
         "out": "runs/mine",

@@ -67,6 +67,8 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "store.cache": (200.0, 0.0),
     "store.durable": (True, False),
     "workers": (None, 3),
+    "engine": ("here", "ray"),
+    "ray_address": (None, "auto"),
     "early_stopping.on": (False, True),
     "early_stopping.blend": (0.7, 0.5),
     "early_stopping.patience": (1, 3),
@@ -198,6 +200,7 @@ def test_a_written_file_names_every_setting_that_has_a_value() -> None:
         "out",
         "train.schedule_rounds",
         "workers",
+        "ray_address",
     }
 
 

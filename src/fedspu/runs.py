@@ -147,15 +147,18 @@ def resume(
     task: Task | None = None,
     watch: Watch | None = None,
     workers: int | None = None,
+    engine: str | None = None,
+    ray_address: str | None = None,
     rounds: int | None = None,
     trust: bool | Collection[str] = False,
 ) -> Run:
     """Resume an interrupted run; it ends with the same bits as one never interrupted.
 
     Whatever was given to ``simulate`` in Python must be given again. Another number of
-    ``workers`` changes only the time. ``rounds``: play more rounds than were asked for
-    at first. Code that the run's settings name is imported only with ``trust``: True,
-    or the names that may be imported, as in package.module:name.
+    ``workers``, another ``engine`` or ``ray_address`` change only the time.
+    ``rounds``: play more rounds than were asked for at first. Code that the run's
+    settings name is imported only with ``trust``: True, or the names that may be
+    imported, as in package.module:name.
     """
     path = Path(run_dir)
     folder = RunFolder.open(path)
@@ -164,8 +167,8 @@ def resume(
         given = {"model": model, "method.name": method, "task": task}
         settings = _settings_of(saved, given, trust, "rounds" if rounds else "")
         settings["out"] = str(path)
-        if workers is not None:
-            settings["workers"] = workers
+        elsewhere = {"workers": workers, "engine": engine, "ray_address": ray_address}
+        settings |= {name: v for name, v in elsewhere.items() if v is not None}
         if rounds is not None:
             settings["rounds"] = _more(rounds, saved.index.settings)
         prepared = prepare(settings, model=model, data=data, method=method, task=task)
@@ -282,8 +285,8 @@ def _more(rounds: int, settings: Mapping[str, Any]) -> int:
 
 
 def _shelf_in_memory(plan: Plan, cache: float) -> Shelf:
-    """A shelf for a run without a folder; in RAM, or on disk if workers share it."""
-    if num_workers(plan.settings) == 1:
+    """A shelf for a run without a folder; in RAM, or on disk if processes share it."""
+    if plan.settings.engine == "here" and num_workers(plan.settings) == 1:
         return Shelf(None)
     return temporary_shelf(cache)
 

@@ -358,6 +358,18 @@ class Settings(Table):
         "number does not change a bit of the result.",
         "--workers",
     )
+    engine: Literal["here", "ray", "flower"] = setting(
+        "here",
+        "What plays the clients: processes of this machine, a Ray cluster, or a "
+        "simulation by Flower. It does not change a bit of the result.",
+        "--engine",
+    )
+    ray_address: str | None = setting(
+        None,
+        "The Ray cluster, like 10.0.0.1:6379 or auto; default: one on this machine, "
+        "for this run.",
+        "--ray-address",
+    )
     out: Path | None = setting(
         None, "The run folder; default: a new one in runs/.", "--out"
     )
@@ -394,7 +406,15 @@ class Settings(Table):
 
 
 SAME_BITS = frozenset(
-    {"out", "workers", "store.cache", "store.durable", "clients.deadline"}
+    {
+        "out",
+        "workers",
+        "engine",
+        "ray_address",
+        "store.cache",
+        "store.durable",
+        "clients.deadline",
+    }
 )
 """Settings that change nothing about a run's results, unless a client's turn is lost.
 

@@ -37,6 +37,8 @@ def test_every_flag_stands_for_its_setting(command: Command, nets: str) -> None:
         "--task": ("task", "classification"),
         "--model": ("model", f"{nets}:narrower"),
         "--workers": ("workers", 2),
+        "--engine": ("engine", "ray"),
+        "--ray-address": ("ray_address", "auto"),
         "--method": ("method.name", "fedavg"),
         "--data": ("data.name", "arrays:f.npz"),
         "--data-dir": ("data.dir", "."),

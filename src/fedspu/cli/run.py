@@ -23,7 +23,7 @@ def run(
         Path | None,
         typer.Option(
             help="Resume an interrupted run. It keeps its settings; only --workers, "
-            "and --rounds for more rounds, may be given."
+            "--engine, --ray-address, and --rounds for more rounds, may be given."
         ),
     ] = None,
     trust: Annotated[
@@ -59,7 +59,8 @@ def run(
 
     changes: dict[str, Any] = {}
     if resume is not None:
-        changes = {name: given.pop(name, None) for name in ("workers", "rounds")}
+        may_change = ("workers", "engine", "ray_address", "rounds")
+        changes = {name: given.pop(name, None) for name in may_change}
         _refuse_changes(resume, given)
         path = resume
     else:

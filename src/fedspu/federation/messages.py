@@ -388,14 +388,17 @@ def unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
 
 
 def pack_state(plan: Plan, state: State) -> bytes:
-    """The values of all tensors of a whole state, in w0's order."""
-    return pack_values({name: state[name] for name in plan.initial})
+    """The values of all tensors of a whole state, in the order of their names.
+
+    The order of w0 itself may differ: a file does not keep it.
+    """
+    return pack_values({name: state[name] for name in sorted(plan.initial)})
 
 
 def unpack_state(plan: Plan, values: bytes | mmap) -> State:
     """A whole state, from the bytes of all its tensors."""
     blocks: Blocks = {
-        name: (None,) * tensor.dim() for name, tensor in plan.initial.items()
+        name: (None,) * plan.initial[name].dim() for name in sorted(plan.initial)
     }
     length = sum(tensor.nbytes for tensor in plan.initial.values())
     return unpack_values(plan, blocks, values[:length])

@@ -115,6 +115,11 @@ class SavedRun:
         if client not in self.memories:
             return Memory()
         t, mark = self.memories[client]
+        if mark is None:
+            raise StorageError(
+                f"{self.path}: the model of client {client} is on its own device; look "
+                "there"
+            )
         path = self._memory_path(client, t)
         return unpack_memory(_marked_state(path, mark))
 
@@ -155,8 +160,11 @@ class SavedRun:
         )
 
     @cached_property
-    def memories(self) -> dict[int, tuple[int, Mark]]:
-        """The last round of each client that took part, and the mark of its file."""
+    def memories(self) -> dict[int, tuple[int, Mark | None]]:
+        """The last round of each client that took part, and the mark of its file.
+
+        It is None if the file is on the client's own device.
+        """
         return {
             client: (line.round, mark)
             for line in self._journal
@@ -206,6 +214,8 @@ class SavedRun:
         except DamagedError:
             return found
         for client, (t, mark) in memories.items():
+            if mark is None:
+                continue
             try:
                 check_marked(self._memory_path(client, t), mark)
             except StorageError as problem:

@@ -164,7 +164,12 @@ def resume(
     folder = RunFolder.open(path)
     try:
         saved = folder.saved
-        given = {"model": model, "method.name": method, "task": task}
+        given = {
+            "model": model,
+            "method.name": method,
+            "task": task,
+            "data.name": data,
+        }
         settings = _settings_of(saved, given, trust, "rounds" if rounds else "")
         settings["out"] = str(path)
         elsewhere = {"workers": workers, "engine": engine, "ray_address": ray_address}
@@ -211,7 +216,12 @@ def load_personal(
         return saved, text, initial, saved.checkpoint(), saved.memory(client)
 
     saved, text, initial, last, memory = last_whole(Path(run_dir), read)
-    given = {"model": build, "method.name": method, "task": task}
+    given = {
+        "model": build,
+        "method.name": method,
+        "task": task,
+        "data.name": data,
+    }
     found = dict(flatten(_settings_of(saved, given, trust)))
     found["train.kernels"] = "auto"  # its models can be used anywhere
     settings, method, task = choose(found, build, data, method, task)

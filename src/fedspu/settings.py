@@ -78,7 +78,8 @@ class DataSettings(Table):
 
     name: str = setting(
         "digits",
-        "A data set (see `fedspu data list`), or your own: arrays:FILE.npz.",
+        "A data set (see `fedspu data list`), or your own: arrays:FILE.npz, or a "
+        "function that returns arrays x and y: package.module:load.",
         "--data",
     )
     dir: Path | None = setting(None, "The folder with the data files.", "--data-dir")

@@ -49,7 +49,7 @@ def answer(message: Message, context: Context) -> Message:
         found = _device(context).respond(content)
     except OtherModelError as error:
         log.error("%s", error)
-        return Message(refuse(str(error)), reply_to=message)
+        return Message(refuse(OTHER_MODEL), reply_to=message)
     except StorageError as error:
         log.error("%s", error)
         said = refuse("it cannot use its own disk; its log says more", has_failed=True)
@@ -62,6 +62,12 @@ def answer(message: Message, context: Context) -> Message:
         log.error("this turn failed: %s", found.reason)
         return Message(refuse(_failed(), has_failed=True), reply_to=message)
     return Message(pack(found.up), reply_to=message)
+
+
+OTHER_MODEL = (
+    "its model is not the server's: another model, or another version of fedspu or "
+    "PyTorch; its own log says more"
+)
 
 
 def _failed(kind: str = "") -> str:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedspu.engines.flower.wire import Capacity, Name
 from fedspu.errors import SettingsError
 from fedspu.expected import wanted
-from fedspu.settings_text import nearest
+from fedspu.settings_text import nearest, parse_value
 
 PREFIX = "deploy."
 """Settings of the deployment begin like this; all others are fedspu's."""
@@ -56,9 +56,12 @@ def split(
 ) -> tuple[dict[str, Any], DeploySettings]:
     """The settings of fedspu in a run config, and those of the deployment.
 
-    An empty text stands for a setting that is not given.
+    Flower has no lists, so numbers are in a text, with commas between them. An empty
+    text stands for a setting that is not given.
     """
     given = {name: v for name, v in run_config.items() if v != ""}
+    if isinstance(numbers := given.get("clients.capacities"), str):
+        given["clients.capacities"] = tuple(map(parse_value, numbers.split(",")))
     own = {n.removeprefix(PREFIX): v for n, v in given.items() if n.startswith(PREFIX)}
     others = {name: v for name, v in given.items() if not name.startswith(PREFIX)}
     return others, _checked(DeploySettings, own, PREFIX)

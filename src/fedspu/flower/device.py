@@ -30,7 +30,7 @@ from fedspu.data.examples import strata
 from fedspu.data.splits import Split, split
 from fedspu.engines.flower.wire import Content, Hello, Seat, fedspu_version
 from fedspu.engines.machine import find_device, one_thread
-from fedspu.errors import DataError, FedSPUError, StorageError
+from fedspu.errors import DataError, FedSPUError, ModelError, StorageError
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Answer, Missing
@@ -123,7 +123,12 @@ class Device:
         settings, method, task = self._choose()
         data = self._data(task)
         with self._alone(seat), one_thread():
-            plan = self._plan(seat, settings, method, task, data)
+            try:
+                plan = self._plan(seat, settings, method, task, data)
+            except ModelError as error:
+                raise OtherModelError(
+                    f"this device's model cannot be used: {error}"
+                ) from error
             shelf = self._shelf(seat)
             examples = self._examples(plan, seat, data)
             client = Client(plan, examples, shelf, find_device(plan.settings.device))

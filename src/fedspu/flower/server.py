@@ -105,6 +105,7 @@ class Server:
         clock = Clock(len(self.names))
         engine = self._engine(plan)
         while not is_over(federation, plan):
+            self.fleet.look()
             if self._seat_new():
                 plan = self._plan()
                 engine = self._engine(plan)
@@ -129,7 +130,7 @@ class Server:
         summary = summarise(plan, name, federation, scores, rounds, times, facts)
         if self.folder is not None:
             self.folder.finish(summary)
-        self.last = Checkpoint(federation, scores)
+        self.plan, self.last = plan, Checkpoint(federation, scores)
         return summary
 
     def _engine(self, plan: Plan) -> FlowerEngine:
@@ -149,7 +150,6 @@ class Server:
         """The clients that are not connected; waits if nobody who is left is."""
         until = monotonic() + self.deploy.wait
         while True:
-            self.fleet.look()
             absent = {
                 k for k, name in enumerate(self.names) if name not in self.fleet.nodes
             }
@@ -162,6 +162,7 @@ class Server:
                     "again, and it goes on from there"
                 )
             sleep(self.fleet.poll)
+            self.fleet.look()
 
     # Devices --------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class Server:
         if hello.protocol != VERSION or hello.version != fedspu_version():
             return (
                 f"it has fedspu {hello.version} (messages of version {hello.protocol}),"
-                f" the server {fedspu_version()} ({VERSION}); use the same on both sides"
+                f" the server {fedspu_version()} ({VERSION}); use the same everywhere"
             )
         if hello.task != self.task.name:
             return f"it learns {hello.task}, the run {self.task.name}"

@@ -16,6 +16,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load
 
+from fedspu.data import names_code
 from fedspu.errors import DamagedError, StorageError
 from fedspu.federation.client_memory import Shelf, unpack_memory
 from fedspu.federation.rounds import Scores
@@ -50,7 +51,7 @@ class Checkpoint:
     scores: Scores
 
 
-MAY_NAME_CODE = ("model", "method.name", "task")
+MAY_NAME_CODE = ("model", "method.name", "task", "data.name")
 
 
 class SavedRun:
@@ -82,7 +83,11 @@ class SavedRun:
         """The settings that name code outside of fedspu, and what they name."""
         flat = dict(flatten(self.index.settings))
         named = {name: str(flat.get(name)) for name in MAY_NAME_CODE}
-        return {name: place for name, place in named.items() if is_place(place)}
+        return {
+            name: place
+            for name, place in named.items()
+            if (names_code(place) if name == "data.name" else is_place(place))
+        }
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""

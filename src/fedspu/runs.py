@@ -164,6 +164,10 @@ def resume(
     folder = RunFolder.open(path)
     try:
         saved = folder.saved
+        if saved.is_on_devices:
+            raise StorageError(
+                f"{path} is a run on devices; start it there again, and it goes on"
+            )
         given = {
             "model": model,
             "method.name": method,

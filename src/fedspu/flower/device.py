@@ -27,7 +27,7 @@ from fedspu import models
 from fedspu.data import load as load_data
 from fedspu.data.dataset import Dataset
 from fedspu.data.examples import strata
-from fedspu.data.splits import Split, split
+from fedspu.data.splits import MIN_EXAMPLES, Split, split
 from fedspu.engines.flower.wire import Content, Hello, Seat, fedspu_version
 from fedspu.engines.machine import find_device, one_thread
 from fedspu.errors import DataError, FedSPUError, ModelError, StorageError
@@ -101,9 +101,12 @@ class Device:
         return load_data(self.node.data, None, task)
 
     def _check(self, data: Dataset) -> None:
-        """Refuse a folder that cannot be written, before anything is trained."""
-        if len(data.y) == 0:
-            raise DataError(f"{data.name}: no examples")
+        """Refuse too few examples, and a folder that cannot be written."""
+        if len(data.y) < MIN_EXAMPLES:
+            raise DataError(
+                f"{data.name}: {len(data.y)} examples; expected at least "
+                f"{MIN_EXAMPLES}, to train, validate and test"
+            )
         if self.node.folder is not None:
             try:
                 self.node.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

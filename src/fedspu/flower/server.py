@@ -29,7 +29,7 @@ from fedspu.federation.rounds import Round, Scores, is_over, play
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.own_files import is_free
 from fedspu.federation.storage.run_folder import RunFolder
-from fedspu.federation.storage.saved_run import Checkpoint
+from fedspu.federation.storage.saved_run import DEVICES, Checkpoint
 from fedspu.files import write_whole
 from fedspu.flower.config import DeploySettings
 from fedspu.flower.device import digest
@@ -73,6 +73,7 @@ class Server:
         self.run_key = secrets.token_hex(8)
         self.fleet = Fleet(grid, self._why_not, poll)
         self.folder: RunFolder | None = None
+        self._away: frozenset[int] = frozenset()
         self._sample: Sample | None = None
         self._first: Hello | None = None
         self._capacities: dict[str, float] = {}
@@ -81,57 +82,88 @@ class Server:
 
     def run(self) -> dict[str, Any]:
         """Play the run, or the rest of it; its summary."""
+        try:
+            self.begin()
+            while not self.is_over:
+                here = self.present()
+                self.record(next(play(self.plan, self.engine, here, self.last.scores)))
+            return self.finish()
+        finally:
+            self.close()
+
+    def begin(self) -> None:
+        """Wait for devices; begin a run, or take up the one in the folder."""
         forget_peak()
         self._check_out()
-        try:
-            start = self._open()
-            self.fleet.wait_for(self.deploy.devices, self.deploy.wait)
-            self._seat_new()
-            plan = self._plan()
-            if start is None:
-                start = Checkpoint(Federation(0, plan.initial), Scores())
-                self._create(plan)
-            elif self.folder is not None:
-                self.folder.check_same(plan.initial, self.folder.saved.index.data)
-                check_fits(self.folder.path, plan, start)
-            return self._play(plan, start)
-        finally:
-            if self.folder is not None:
-                self.folder.close()
+        start = self._open()
+        self.fleet.wait_for(self.deploy.devices, self.deploy.wait)
+        self._seat_new()
+        self.plan = self._plan()
+        self.engine = self._engine(self.plan)
+        if start is None:
+            start = Checkpoint(Federation(0, self.plan.initial), Scores())
+            self._create()
+        elif self.folder is not None:
+            self.folder.check_same(self.plan.initial, self.folder.saved.index.data)
+            check_fits(self.folder.path, self.plan, start)
+        self.last = start
+        self._rounds, self._times = self._records()
+        self._clock = Clock(len(self.names))
 
-    def _play(self, plan: Plan, start: Checkpoint) -> dict[str, Any]:
-        federation, scores = start.federation, start.scores
-        rounds, times = self._records()
-        clock = Clock(len(self.names))
-        engine = self._engine(plan)
-        while not is_over(federation, plan):
-            self.fleet.look()
-            if self._seat_new():
-                plan = self._plan()
-                engine = self._engine(plan)
-                self._extend(plan)
-            absent = self._absent(federation)
-            # Whoever is not connected is not chosen, as if it had stopped.
-            here = replace(federation, stopped=federation.stopped | absent)
-            played = next(play(plan, engine, here, scores))
-            left = played.federation.stopped - absent
-            federation = replace(played.federation, stopped=left)
-            played, scores = replace(played, federation=federation), played.scores
-            lines = record_round(plan, played, clock.round(played))
-            rounds += lines["rounds.jsonl"]
-            times += lines["times.jsonl"]
-            if self.folder is not None:
-                self.folder.save(played, lines)
-            log.info("%s", self._said(plan, played, lines))
-            if self.watch:
-                self.watch(plan, played)
-        facts = Facts(len(self.names), peak_rss_bytes())
-        name = "the devices' own data"
-        summary = summarise(plan, name, federation, scores, rounds, times, facts)
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds are played, or every device has stopped."""
+        return is_over(self.last.federation, self.plan)
+
+    def present(self) -> Federation:
+        """The federation as it is for the devices that are connected now.
+
+        Whoever is not is not chosen, as if it had stopped. Devices that are new get a
+        number first.
+        """
+        self.fleet.look()
+        if self._seat_new():
+            self.plan = self._plan()
+            self.engine = self._engine(self.plan)
+            self._extend()
+        federation = self.last.federation
+        self._away = self._absent(federation)
+        return replace(federation, stopped=federation.stopped | self._away)
+
+    def record(self, played: Round) -> None:
+        """Save a round that was played from what ``present`` gave."""
+        stopped = played.federation.stopped - self._away
+        federation = replace(played.federation, stopped=stopped)
+        played = replace(played, federation=federation)
+        lines = record_round(self.plan, played, self._clock.round(played))
+        self._rounds += lines["rounds.jsonl"]
+        self._times += lines["times.jsonl"]
+        if self.folder is not None:
+            self.folder.save(played, lines)
+        self.last = Checkpoint(federation, played.scores)
+        log.info("%s", self._said(played, lines["rounds.jsonl"][0]))
+        if self.watch:
+            self.watch(self.plan, played)
+
+    def finish(self) -> dict[str, Any]:
+        """The summary of the run, which has ended."""
+        summary = summarise(
+            self.plan,
+            "the devices' own data",
+            self.last.federation,
+            self.last.scores,
+            self._rounds,
+            self._times,
+            Facts(len(self.names), peak_rss_bytes()),
+        )
         if self.folder is not None:
             self.folder.finish(summary)
-        self.plan, self.last = plan, Checkpoint(federation, scores)
         return summary
+
+    def close(self) -> None:
+        """Unlock the run folder."""
+        if self.folder is not None:
+            self.folder.close()
 
     def _engine(self, plan: Plan) -> FlowerEngine:
         asked = plan.settings.clients.deadline
@@ -300,9 +332,10 @@ class Server:
         self._capacities = dict(zip(self.names, found["capacities"], strict=True))
         return self.folder.saved.checkpoint()
 
-    def _create(self, plan: Plan) -> None:
+    def _create(self) -> None:
         if self.deploy.out is None:
             return
+        plan = self.plan
         self.folder = RunFolder.create(
             self.deploy.out,
             plan.settings.to_toml(),
@@ -314,10 +347,10 @@ class Server:
         )
         self._write_names()
 
-    def _extend(self, plan: Plan) -> None:
+    def _extend(self) -> None:
         if self.folder is not None:
             data = format_devices(self.run_key, self.names)
-            self.folder.extend(plan.settings.to_toml(), data)
+            self.folder.extend(self.plan.settings.to_toml(), data)
             self._write_names()
 
     def _write_names(self) -> None:
@@ -333,19 +366,18 @@ class Server:
         saved = self.folder.saved
         return saved.lines("rounds.jsonl"), saved.lines("times.jsonl")
 
-    def _said(self, plan: Plan, played: Round, lines: Mapping[str, Any]) -> str:
-        """A round in one line."""
-        line = lines["rounds.jsonl"][0]
-        metric = plan.task.metric
-        score = line[f"personal_{metric.name}"]
+    def _said(self, played: Round, line: Mapping[str, Any]) -> str:
+        """A round in one line, for the log."""
+        metric = self.plan.task.metric
+        number = len(played.answers)
         parts = [
-            f"round {line['round']} of {plan.settings.rounds}: "
-            f"{len(played.answers)} devices"
+            f"round {line['round']} of {self.plan.settings.rounds}: {number} "
+            f"device{'' if number == 1 else 's'}"
         ]
-        if score is not None:
+        if (score := line[f"personal_{metric.name}"]) is not None:
             parts.append(f"personal {metric.title} {metric.show(score)}")
         if line["stopped_clients"]:
-            parts.append(f"{line['stopped_clients']} have stopped")
+            parts.append(f"{line['stopped_clients']} stopped so far")
         lost = {**played.missing, **played.refused}
         parts += [f"without {self.names[k]} ({why})" for k, why in lost.items()]
         return ", ".join(parts)
@@ -360,9 +392,6 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise FedSPUError(f"the devices' data is of type {name!r}, which PyTorch lacks")
     return found
-
-
-DEVICES = "devices of run "
 
 
 def format_devices(key: str, names: Sequence[str]) -> str:

@@ -72,8 +72,8 @@ class FedSPUStrategy(Strategy):
         """Play the run; the server's model and each round's metrics.
 
         ``num_rounds`` and ``timeout`` (seconds for one message) replace the settings.
-        ``evaluate_fn`` is called with the server's model before the first round and
-        after each. The model begins as fedspu's seed says, so there are no
+        ``evaluate_fn`` is called with the server's model after each round. The model
+        begins as fedspu's seed says, so there are no
         ``initial_arrays``; nor are there configs, as clients have the settings.
         """
         for name, value in (

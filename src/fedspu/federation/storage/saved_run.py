@@ -51,6 +51,9 @@ class Checkpoint:
     scores: Scores
 
 
+DEVICES = "devices of run "
+"""How ``Index.data`` begins in a run on devices; see ``flower/server.py``."""
+
 MAY_NAME_CODE = ("model", "method.name", "task", "data.name")
 
 
@@ -77,6 +80,11 @@ class SavedRun:
     def is_finished(self) -> bool:
         """Whether the run has finished."""
         return SUMMARY in self.index.files
+
+    @property
+    def is_on_devices(self) -> bool:
+        """Whether clients are devices, which keep their models themselves."""
+        return self.index.data.startswith(DEVICES)
 
     @property
     def names_code(self) -> dict[str, str]:

@@ -73,6 +73,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "early_stopping.blend": (0.7, 0.5),
     "early_stopping.patience": (1, 3),
     "norm.policy": ("aggregate", "local"),
+    "wire.values": ("float32", "bfloat16"),
     "judge.every": (10, 1),
     "judge.clients": (None, 5),
     "seed": (0, 7),

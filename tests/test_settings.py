@@ -497,6 +497,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("early_stopping.blend", 1.5, "below 1"),
     ("early_stopping.patience", 0, "a whole number, 1 or more"),
     ("norm.policy", "global", "'aggregate' or 'local'"),
+    ("wire.values", "float8", "'float32', 'float16' or 'bfloat16'"),
+    ("wire.values", 16, "'float32', 'float16' or 'bfloat16'"),
     ("judge.every", 0, "a whole number, 1 or more"),
     ("judge.clients", 0, "a whole number, 1 or more"),
     ("seed", -1, "number, 0 or more"),

@@ -321,7 +321,7 @@ class WireSettings(Table):
     values: Literal["float32", "float16", "bfloat16"] = setting(
         "float32",
         "How weights travel, both ways: as they are, or rounded to half the bytes. "
-        "float16 is finer, but holds at most 65504; bfloat16 holds what float32 does.",
+        "float16 is finer, but holds at most 65504; bfloat16 has the range of float32.",
     )
 
 

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ HALVES = ["float16", "bfloat16"]
 FORMS = ["float32", *HALVES]
 
 needs_fork = pytest.mark.skipif(not can_fork(), reason="workers are forked")
+
+
+@cache
+def mlp_plan(form: str) -> Plan:
+    return plan_for(mlp, wire__values=form)
 
 
 def in_half(values: Tensor, form: str) -> Tensor:
@@ -108,7 +114,7 @@ def with_entry(state: State, name: str, value: float) -> State:
 def test_a_value_arrives_as_the_nearest_that_the_form_has(
     way: Any, form: str, number: float
 ) -> None:
-    plan = plan_for(mlp, wire__values=form)
+    plan = mlp_plan(form)
     state = with_entry(plan.initial, "1.weight", number)
     read = way(plan, state)
     assert same_bits(read, {name: in_half(v, form) for name, v in state.items()})

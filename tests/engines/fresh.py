@@ -52,15 +52,19 @@ class FreshEngine:
             yield client, pickle.loads(said)
 
     def _begin(self, client: int) -> subprocess.Popen[bytes]:
-        places = (Path(__file__).parents[2] / name for name in (".", "src"))
-        path = os.pathsep.join(map(str, places))
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = [sys.executable, "-m", __name__, str(self.folder / str(client))]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment())
 
     def close(self) -> None:
         pass
+
+
+def environment() -> dict[str, str]:
+    """The environment of a process that can import fedspu and its tests."""
+    places = (Path(__file__).parents[2] / name for name in (".", "src"))
+    path = os.pathsep.join(map(str, places))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 class OwnExamples(dict[str, tuple[Tensor, Tensor]]):

@@ -1,0 +1,172 @@
+"""What is asked of a running server: registered keys, runs, devices online."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fedspu.deploy.keys import mark_of_key
+from fedspu.deploy.layout import Server, names_of_keys
+from fedspu.deploy.probe import Answer, reach
+from fedspu.deploy.processes import CONNECTION, flwr
+from fedspu.errors import DeploymentError
+from fedspu.files import read_file, write_whole
+
+UNREGISTERED = "unregistered"
+
+
+def reach_server(server: Server) -> Answer:
+    """What the server of this machine says; a DeploymentError if it does not run."""
+    return reach(server.local_host, server.port, server.authority)
+
+
+def is_running(server: Server) -> bool:
+    """Whether the server of this machine runs."""
+    try:
+        reach_server(server)
+    except DeploymentError:
+        return False
+    return True
+
+
+# Keys ---------------------------------------------------------------------------------
+
+
+def register(server: Server) -> list[str]:
+    """Make the server know exactly the keys in public-keys/; says what was done."""
+    states = _states(server)
+    known, done = _known(server), []
+    wanted = {
+        name: mark_of_key(read_file(server.public_keys / f"{name}.pub"))
+        for name in names_of_keys(server)
+    }
+    for name, entry in list(known.items()):
+        is_there = states.get(entry["node"], UNREGISTERED) != UNREGISTERED
+        if is_there and wanted.get(name) == entry["key"]:
+            continue
+        if is_there:
+            flwr(server, "supernode", "unregister", entry["node"], CONNECTION)
+            done.append(f"{name}: its old key is no longer accepted")
+        del known[name]
+        _write_known(server, known)
+    for name, mark in wanted.items():
+        if name not in known:
+            node = _register_one(server, name)
+            known[name] = {"node": node, "key": mark}
+            _write_known(server, known)
+            done.append(f"{name}: its key is registered")
+    return done
+
+
+def _register_one(server: Server, name: str) -> str:
+    file = server.public_keys / f"{name}.pub"
+    words = ("supernode", "register", str(file), CONNECTION, "--name", name)
+    try:
+        return str(flwr(server, *words)["node-id"])
+    except DeploymentError as error:
+        if "already in use" not in str(error):
+            raise
+        raise DeploymentError(
+            f"{name}: its key is registered, but {server.registered} does not say so; "
+            f"give it a new one: `fedspu deploy rotate {server.root} {name}`"
+        ) from None
+
+
+def _known(server: Server) -> dict[str, dict[str, str]]:
+    """Name -> the server's number for it, and the mark of its key."""
+    if not server.registered.exists():
+        return {}
+    try:
+        found = json.loads(read_file(server.registered))
+        return {
+            str(name): {"node": str(entry["node"]), "key": str(entry["key"])}
+            for name, entry in found.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DeploymentError(
+            f"{server.registered} cannot be read; remove it, and give each device a "
+            "new key with `fedspu deploy rotate`"
+        ) from None
+
+
+def _write_known(server: Server, known: dict[str, dict[str, str]]) -> None:
+    write_whole(server.registered, json.dumps(known, indent=2).encode(), durable=True)
+
+
+def _states(server: Server) -> dict[str, str]:
+    """The server's number for each device -> its state, like online."""
+    nodes = flwr(server, "supernode", "list", CONNECTION)["nodes"]
+    return {str(node["node-id"]): str(node["status"]) for node in nodes}
+
+
+def device_states(server: Server) -> dict[str, str]:
+    """Each device -> online, offline, never seen, or not registered."""
+    states, known = _states(server), _known(server)
+    words = {"registered": "never seen", UNREGISTERED: "not registered"}
+    found = {}
+    for name in server.capacities:
+        state = states.get(known.get(name, {}).get("node", ""), UNREGISTERED)
+        found[name] = words.get(state, state)
+    return found
+
+
+# Runs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as the server knows it."""
+
+    id: str
+    status: str  # pending, running, finished:completed …
+    details: str
+    started: str
+
+    @property
+    def is_going(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self.status.startswith("finished")
+
+
+def runs(server: Server) -> list[Run]:
+    """All runs of this server, the latest last."""
+    found = flwr(server, "ls", CONNECTION)["runs"]
+    made = [
+        Run(
+            run["run-id"], run["status"], run["status-details"] or "", run["pending-at"]
+        )
+        for run in found
+    ]
+    return sorted(made, key=lambda run: run.started)
+
+
+def start_run(server: Server) -> str:
+    """Start the app on the devices; the run's number."""
+    going = [run.id for run in runs(server) if run.is_going]
+    if going:
+        raise DeploymentError(
+            f"run {going[0]} is going on already; stop it first with "
+            f"`fedspu deploy stop {server.root}`"
+        )
+    return str(flwr(server, "run", str(server.app), CONNECTION)["run-id"])
+
+
+def stop_run(server: Server) -> str:
+    """Stop the run that is going on; its number."""
+    going = [run.id for run in runs(server) if run.is_going]
+    if not going:
+        raise DeploymentError(
+            f"no run is going on; start one with `fedspu deploy start {server.root}`"
+        )
+    for run in going:
+        flwr(server, "stop", run, CONNECTION)
+    return going[-1]
+
+
+def rounds_saved(server: Server) -> dict[str, Any]:
+    """How far the run in the server's run folder is; empty if there is none."""
+    file = server.run / "rounds.jsonl"
+    if not file.is_file():
+        return {}
+    lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    is_finished = (server.run / "summary.json").is_file()
+    return {"rounds": len(lines), "is_finished": is_finished, "folder": str(server.run)}

@@ -372,9 +372,10 @@ def _running(folder: Path) -> Any:
 
     try:
         reach_server(found)
-    except DeploymentError as error:
+    except DeploymentError:
         raise DeploymentError(
-            f"the server does not run here: {error}; try `fedspu deploy check {folder}`"
+            f"the server does not run on this machine; start it with `fedspu deploy "
+            f"server {folder}`, or see what `fedspu deploy check {folder}` says"
         ) from None
     return found
 

@@ -55,6 +55,8 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Nobody else may say that a request comes from this machine (superlink.py).
+        "FORWARDED_ALLOW_IPS": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -25,6 +25,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 LONG_ENOUGH = 60.0
 """A SuperNode that ran for this many seconds had a connection."""
 
+WATCH = 60.0
+"""Seconds between two looks whether the server can still be reached."""
+
 Say = Callable[[str], None]
 
 
@@ -55,18 +58,45 @@ def _try_once(device: Device, told: threading.Event, say: Say) -> str:
     process = start(supernode_command(device), device.home, device.root)
     try:
         say(f"{device.name}: connecting to {device.server}")
-        while process.poll() is None and not told.wait(0.5):
-            pass
+        _watch(device, process, told, say)
     finally:
         end(process)
     return "" if told.is_set() else _why_it_ended(device, process)
 
 
+def _watch(
+    device: Device, process: subprocess.Popen[bytes], told: threading.Event, say: Say
+) -> None:
+    """Wait for the SuperNode, which keeps trying by itself, and say what it cannot."""
+    looked, before = time.monotonic(), ""
+    while process.poll() is None and not told.wait(0.5):
+        if time.monotonic() - looked < WATCH:
+            continue
+        now, looked = _unreachable(device), time.monotonic()
+        if now != before:
+            say(f"{now}; this device keeps trying" if now else "the server is back")
+        before = now
+
+
+def _unreachable(device: Device) -> str:
+    """Why the server cannot be reached, in words; empty if it can."""
+    try:
+        reach(*split_address(device.server, device.name), device.authority)
+    except DeploymentError as error:
+        return str(error)
+    return ""
+
+
 def _why_it_ended(device: Device, process: subprocess.Popen[bytes]) -> str:
-    return what_is_wrong(device) or (
-        f"the SuperNode ended (exit code {process.returncode}) although the server can "
-        "be reached and knows this key: after a quick restart, the server takes this "
-        "device for still connected, for about a minute"
+    why = what_is_wrong(device)
+    if why:
+        return why
+    if process.returncode < 0:
+        return f"the SuperNode was ended by signal {-process.returncode}"
+    return (
+        f"the SuperNode ended (exit code {process.returncode}): its lines above say "
+        "why. The server can be reached and knows this key; after a quick restart it "
+        "takes a device for still connected, for about a minute"
     )
 
 

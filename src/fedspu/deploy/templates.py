@@ -16,8 +16,8 @@ Wants=network-online.target
 [Service]
 ExecStart={command}
 User={user}
-WorkingDirectory={folder}
-Environment=XDG_CACHE_HOME={folder}/cache
+WorkingDirectory={plain}
+Environment={cache}
 Restart=always
 RestartSec=5
 # It ends its own processes; what is left after this time is killed.
@@ -25,7 +25,7 @@ KillMode=mixed
 TimeoutStopSec=60
 UMask=0077
 # It can write only in its own folder, and can gain no rights.
-ReadWritePaths={folder}
+ReadWritePaths={quoted}
 ProtectSystem=strict
 ProtectHome=read-only
 PrivateTmp=yes
@@ -51,25 +51,39 @@ WantedBy=multi-user.target
 
 def server_unit(server: Server) -> str:
     """A systemd unit for the server, with the paths of this machine."""
-    return UNIT.format(
+    return _unit(
         about="Copy to /etc/systemd/system/fedspu-server.service.",
         description="fedspu server",
-        command=f"{_quoted(_fedspu())} deploy server {_quoted(server.root)}",
+        command=[str(_fedspu()), "deploy", "server", str(server.root)],
         user=getpass.getuser(),
-        folder=_quoted(server.folder),
+        folder=str(server.folder),
     )
 
 
 def device_unit(device: Device) -> str:
     """A systemd unit for a device; its two paths and the user are to be adapted."""
     folder = f"/var/lib/fedspu/{device.name}"
-    return UNIT.format(
+    return _unit(
         about="Copy to /etc/systemd/system/fedspu-device.service. Adapt: where fedspu "
         "is\n# installed, where this folder is, and the user that owns it.",
         description=f"fedspu device {device.name}",
-        command=f"/opt/fedspu/bin/fedspu deploy device {folder}",
+        command=["/opt/fedspu/bin/fedspu", "deploy", "device", folder],
         user="fedspu",
         folder=folder,
+    )
+
+
+def _unit(
+    about: str, description: str, command: list[str], user: str, folder: str
+) -> str:
+    return UNIT.format(
+        about=about,
+        description=description,
+        command=" ".join(map(_quoted, command)),
+        user=user,
+        plain=folder.replace("%", "%%"),
+        cache=_quoted(f"XDG_CACHE_HOME={folder}/cache"),
+        quoted=_quoted(folder),
     )
 
 
@@ -78,10 +92,10 @@ def _fedspu() -> Path:
     return Path(sys.executable).parent / "fedspu"
 
 
-def _quoted(path: Path) -> str:
-    """A path as systemd reads it: % begins a specifier, spaces part words."""
-    text = str(path).replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
-    return f'"{text}"' if " " in text else text
+def _quoted(word: str) -> str:
+    """A word as systemd reads it: % begins a specifier, spaces part words."""
+    text = word.replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
+    return text if text.isascii() and " " not in text else f'"{text}"'
 
 
 COMPOSE = """\

@@ -36,6 +36,16 @@ def test_a_deployment_is_made_with_settings_and_capacities(command: Command) -> 
     assert "lr = 0.5" in app
 
 
+def test_data_may_be_a_function_of_the_devices_own(command: Command) -> None:
+    words = "deploy init lab --devices a --data mine:load --model digits --lr 0.1"
+    assert command(*words.split()).code == 0
+    assert 'data = "mine:load"' in Path("lab/devices/a/device.toml").read_text()
+    command("deploy", "add", "lab", "b")
+    assert 'data = "mine:load"' in Path("lab/devices/b/device.toml").read_text()
+    command("deploy", "add", "lab", "c", "--data", "arrays:x.npz")
+    assert 'data = "arrays:x.npz"' in Path("lab/devices/c/device.toml").read_text()
+
+
 WRONG = [
     ("--devices a,a", "--devices: a is there twice"),
     ("--devices a,b/c", "--devices 'b/c': expected a name of at most 63"),
@@ -119,8 +129,8 @@ def test_a_folder_that_is_no_device_s(command: Command) -> None:
         ("add lab c --capacity 0", r"--capacity 0\.0: expected a number in \(0, 1\]"),
         ("add lab c --capacity nan", "--capacity nan: expected"),
         ("add lab c --data digitz", "did you mean digits"),
-        ("remove lab c", "c: no such device; expected one of a, b"),
-        ("rotate lab c", "c: no such device"),
+        ("remove lab c", "'c': no such device; expected one of a, b"),
+        ("rotate lab c", "'c': no such device"),
         ("renew lab --days 99999", "--days 99999: expected"),
         ("start lab", "the server does not run on this machine; start it with"),
         ("stop lab", "the server does not run on this machine"),

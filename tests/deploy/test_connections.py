@@ -140,7 +140,7 @@ def test_a_device_connects_takes_part_and_is_removed(
         old = (place / "key").read_bytes()
         making.rotate(server.root, "hall")
         (place / "key").write_bytes(old)
-        assert control.register(server) == [
+        assert list(control.register(server)) == [
             "hall: its old key is no longer accepted",
             "hall: its key is registered",
         ]

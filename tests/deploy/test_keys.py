@@ -42,8 +42,8 @@ def test_a_server_certificate_is_for_its_hosts_and_for_this_machine() -> None:
     assert not found.is_for("10.0.0.8")
     assert keys.is_signed_by(pair.public, authority.public)
     assert not keys.is_signed_by(pair.public, keys.make_authority(VALID).public)
-    assert keys.belong_together(pair.private, pair.public)
-    assert not keys.belong_together(authority.private, pair.public)
+    assert keys.belong_together(pair.private, pair.public, "key")
+    assert not keys.belong_together(authority.private, pair.public, "key")
 
 
 def test_keys_of_two_authorities_are_not_mixed_up() -> None:

@@ -171,8 +171,20 @@ def test_a_device_is_removed_and_its_folder_stays(tmp_path: Path) -> None:
     assert config(server)["clients"]["number"] == 1
     with pytest.raises(DeploymentError, match="b is the only device"):
         making.remove(tmp_path / "lab", "b")
-    with pytest.raises(DeploymentError, match="a: no such device; expected one of b"):
+    with pytest.raises(DeploymentError, match="'a': no such device; expected one of b"):
         making.remove(tmp_path / "lab", "a")
+
+
+def test_if_the_app_is_damaged_nothing_changes(tmp_path: Path) -> None:
+    server = made(tmp_path / "lab", "a", "b")
+    (server.app / "pyproject.toml").write_text("garbage")
+    before = files(server.root)
+    with pytest.raises(DeploymentError, match="is not as `fedspu deploy init` makes"):
+        making.add(server.root, "c", 1.0, None)
+    with pytest.raises(DeploymentError, match="is not as `fedspu deploy init` makes"):
+        making.remove(server.root, "a")
+    assert files(server.root) == before
+    assert Server.read(server.root) == server
 
 
 @pytest.mark.parametrize("is_here", [True, False])

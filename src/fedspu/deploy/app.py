@@ -75,26 +75,26 @@ def write_app(folder: Path, config: Mapping[str, Any], version: str) -> None:
     write_whole(folder / "pyproject.toml", text.encode(), durable=True)
 
 
-def change_devices(folder: Path, run: Path, capacities: Mapping[str, float]) -> None:
-    """Tell the app which devices there are now, and where its run folder is."""
+def with_devices(folder: Path, run: Path, capacities: Mapping[str, float]) -> bytes:
+    """The app's file for these devices; what meant all devices means all of these."""
     file = folder / "pyproject.toml"
     try:
         project = tomllib.loads(file.read_text("utf-8"))
         config = project["tool"]["flwr"]["app"]["config"]
         clients, deploy = config["clients"], config["deploy"]
-        number = len(capacities)
-        clients["per_round"] = (
-            number
-            if clients["per_round"] == clients["number"]
-            else min(clients["per_round"], number)
-        )
-        clients["number"] = deploy["devices"] = number
-        clients["capacities"] = ",".join(map(str, capacities.values()))
-        deploy["out"] = str(run)
+        before, now = clients["number"], len(capacities)
+
+        def adapted(number: int) -> int:
+            return now if number == before else min(number, now)
+
+        clients |= {
+            "number": now,
+            "per_round": adapted(clients["per_round"]),
+            "capacities": ",".join(map(str, capacities.values())),
+        }
+        deploy |= {"devices": adapted(deploy["devices"]), "out": str(run)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DeploymentError(
             f"{file} is not as `fedspu deploy init` makes it ({error})"
         ) from None
-    text = tomli_w.dumps(project).encode()
-    if file.read_bytes() != text:
-        write_whole(file, text, durable=True)
+    return tomli_w.dumps(project).encode()

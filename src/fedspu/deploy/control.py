@@ -1,6 +1,7 @@
 """What is asked of a running server: registered keys, runs, devices online."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,30 +32,29 @@ def is_running(server: Server) -> bool:
 # Keys ---------------------------------------------------------------------------------
 
 
-def register(server: Server) -> list[str]:
-    """Make the server know exactly the keys in public-keys/; says what was done."""
+def register(server: Server) -> Iterator[str]:
+    """Make the server know exactly the keys in public-keys/; yields what was done."""
     states = _states(server)
-    known, done = _known(server), []
+    listed = known(server)
     wanted = {
         name: mark_of_key(read_file(server.public_keys / f"{name}.pub"))
         for name in names_of_keys(server)
     }
-    for name, entry in list(known.items()):
+    for name, entry in list(listed.items()):
         is_there = states.get(entry["node"], UNREGISTERED) != UNREGISTERED
         if is_there and wanted.get(name) == entry["key"]:
             continue
         if is_there:
             flwr(server, "supernode", "unregister", entry["node"], CONNECTION)
-            done.append(f"{name}: its old key is no longer accepted")
-        del known[name]
-        _write_known(server, known)
+            yield f"{name}: its old key is no longer accepted"
+        del listed[name]
+        _write_known(server, listed)
     for name, mark in wanted.items():
-        if name not in known:
+        if name not in listed:
             node = _register_one(server, name)
-            known[name] = {"node": node, "key": mark}
-            _write_known(server, known)
-            done.append(f"{name}: its key is registered")
-    return done
+            listed[name] = {"node": node, "key": mark}
+            _write_known(server, listed)
+            yield f"{name}: its key is registered"
 
 
 def _register_one(server: Server, name: str) -> str:
@@ -71,8 +71,8 @@ def _register_one(server: Server, name: str) -> str:
         ) from None
 
 
-def _known(server: Server) -> dict[str, dict[str, str]]:
-    """Name -> the server's number for it, and the mark of its key."""
+def known(server: Server) -> dict[str, dict[str, str]]:
+    """The devices that were registered: the server's number, the mark of the key."""
     if not server.registered.exists():
         return {}
     try:
@@ -88,8 +88,8 @@ def _known(server: Server) -> dict[str, dict[str, str]]:
         ) from None
 
 
-def _write_known(server: Server, known: dict[str, dict[str, str]]) -> None:
-    write_whole(server.registered, json.dumps(known, indent=2).encode(), durable=True)
+def _write_known(server: Server, listed: dict[str, dict[str, str]]) -> None:
+    write_whole(server.registered, json.dumps(listed, indent=2).encode(), durable=True)
 
 
 def _states(server: Server) -> dict[str, str]:
@@ -100,11 +100,11 @@ def _states(server: Server) -> dict[str, str]:
 
 def device_states(server: Server) -> dict[str, str]:
     """Each device -> online, offline, never seen, or not registered."""
-    states, known = _states(server), _known(server)
+    states, listed = _states(server), known(server)
     words = {"registered": "never seen", UNREGISTERED: "not registered"}
     found = {}
     for name in server.capacities:
-        state = states.get(known.get(name, {}).get("node", ""), UNREGISTERED)
+        state = states.get(listed.get(name, {}).get("node", ""), UNREGISTERED)
         found[name] = words.get(state, state)
     return found
 
@@ -147,7 +147,10 @@ def start_run(server: Server) -> str:
             f"run {going[0]} is going on already; stop it first with "
             f"`fedspu deploy stop {server.root}`"
         )
-    return str(flwr(server, "run", str(server.app), CONNECTION)["run-id"])
+    # The folder may have been moved since the app was written.
+    here = f"deploy.out='{server.run}'"
+    words = ("run", str(server.app), CONNECTION, "--run-config", here)
+    return str(flwr(server, *words)["run-id"])
 
 
 def stop_run(server: Server) -> str:

@@ -86,7 +86,7 @@ def make_server_certificate(
     authority: Pair, hosts: Sequence[str], period: Period
 ) -> Pair:
     """A new key for the server, and its certificate for these names and addresses."""
-    signing = _load_private(authority.private)
+    signing = _load_private(authority.private, "ca/ca.key")
     issuer = x509.load_pem_x509_certificate(authority.public)
     if issuer.public_key() != signing.public_key():
         raise DeploymentError("ca/ca.key and ca/ca.crt do not belong together")
@@ -187,7 +187,7 @@ def read_certificate(content: bytes, name: str) -> Certificate:
         else:
             found = x509.load_der_x509_certificate(content)
     except ValueError:
-        raise DeploymentError(f"{name} is not a certificate") from None
+        raise DeploymentError(f"{name} is not a certificate; restore it") from None
     try:
         held = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         names = tuple(str(entry.value) for entry in held.value)
@@ -198,10 +198,10 @@ def read_certificate(content: bytes, name: str) -> Certificate:
     return Certificate(names, period, found.issuer.rfc4514_string(), mark)
 
 
-def belong_together(private: bytes, certificate: bytes) -> bool:
-    """Whether a certificate is for this private key."""
+def belong_together(private: bytes, certificate: bytes, name: str) -> bool:
+    """Whether a certificate is for the private key ``name``."""
     found = x509.load_pem_x509_certificate(certificate)
-    return found.public_key() == _load_private(private).public_key()
+    return found.public_key() == _load_private(private, name).public_key()
 
 
 def is_signed_by(certificate: bytes, authority: bytes) -> bool:
@@ -245,11 +245,11 @@ def mark_of_key(public: bytes) -> str:
     return sha256(b" ".join(public.split()[:2])).hexdigest()
 
 
-def _load_private(content: bytes) -> "EllipticCurvePrivateKey":
+def _load_private(content: bytes, name: str) -> "EllipticCurvePrivateKey":
     try:
         key = serialization.load_pem_private_key(content, None)
     except Exception:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeploymentError("this is not a private key as fedspu makes it")
+        raise DeploymentError(f"{name} is not a private key as fedspu makes it")
     return key

@@ -95,6 +95,8 @@ class Server:
     port: int
     bind: str  # the address of this machine to listen on
     hosts: tuple[str, ...]  # by which devices reach it; they use the first
+    data: str  # where a device finds its examples, if it says nothing else
+    task: str
     capacities: Mapping[str, float]  # of each device, in the order of clients
 
     @property
@@ -164,6 +166,8 @@ class Server:
                 "port": self.port,
                 "bind": self.bind,
                 "hosts": list(self.hosts),
+                "data": self.data,
+                "task": self.task,
                 "capacities": dict(self.capacities),
             }
         )
@@ -191,7 +195,14 @@ class Server:
         return Server(root=root.absolute(), hosts=hosts, **values)
 
 
-SERVER = {"port": int, "bind": str, "hosts": list, "capacities": dict}
+SERVER = {
+    "port": int,
+    "bind": str,
+    "hosts": list,
+    "data": str,
+    "task": str,
+    "capacities": dict,
+}
 
 
 # A device's part ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedspu.deploy import keys, templates
-from fedspu.deploy.app import app_config, change_devices, write_app
+from fedspu.deploy.app import app_config, with_devices, write_app
 from fedspu.deploy.layout import Device, Server, address, check_private_key
 from fedspu.deploy.processes import write_connection
 from fedspu.errors import DeploymentError
@@ -32,13 +32,18 @@ def make(
     hosts: Sequence[str] = (),
     port: int = 8000,
     days: int = 365,
+    data: str | None = None,
 ) -> Server:
-    """Make a whole deployment in a new folder, or nothing at all."""
+    """Make a whole deployment in a new folder, or nothing at all.
+
+    ``data`` is where devices find their examples; data.name of the settings if None.
+    """
     root = root.expanduser().absolute()
     hosts = tuple(dict.fromkeys(hosts)) or ("localhost",)
     is_local = all(host in keys.ALWAYS for host in hosts)
     bind = "127.0.0.1" if is_local else "0.0.0.0"
-    server = Server(root, port, bind, hosts, capacities)
+    data = data or settings.data.name
+    server = Server(root, port, bind, hosts, data, settings.task, capacities)
     with _new_folder(root) as made:
         authority = keys.make_authority(keys.Period.of_days(AUTHORITY_DAYS))
         _folder(made / "ca")
@@ -52,7 +57,7 @@ def make(
         _folder(made / "devices")
         for name, capacity in capacities.items():
             key = keys.make_device_key()
-            device = _device(at_first, name, capacity, settings)
+            device = _device(at_first, name, capacity)
             _write_device(device, key, authority.public)
             _write(at_first.public_keys / f"{name}.pub", key.public)
         _write(made / "README.md", templates.readme(server).encode())
@@ -67,19 +72,16 @@ def add(root: Path, name: str, capacity: float, data: str | None) -> Device:
             f"{name} is one of the devices already; for a new key use "
             f"`fedspu deploy rotate {root} {name}`"
         )
-    settings = _settings(server)
-    if data is not None:
-        settings = settings.model_copy(
-            update={"data": settings.data.model_copy(update={"name": data})}
-        )
+    changed = replace(server, capacities={**server.capacities, name: capacity})
+    app = with_devices(server.app, server.run, changed.capacities)
     key = keys.make_device_key()
-    device = _device(server, name, capacity, settings)
+    device = _device(server, name, capacity, data)
     (server.root / "devices").mkdir(mode=0o700, exist_ok=True)
     with _new_folder(device.root) as made:
         # The folder is made elsewhere first, but says where it will be.
         _write_device(replace(device, root=made), key, read_file(server.authority))
+    _change(changed, app)
     _write(server.public_keys / f"{name}.pub", key.public)
-    _change(server, {**server.capacities, name: capacity})
     return device
 
 
@@ -92,8 +94,12 @@ def remove(root: Path, name: str) -> None:
             f"{name} is the only device; add another one first, with "
             f"`fedspu deploy add {root} NAME`"
         )
+    left = {other: p for other, p in server.capacities.items() if other != name}
+    changed = replace(server, capacities=left)
+    app = with_devices(server.app, server.run, left)
+    # The key first: if this is interrupted, the device is out, and it can be repeated.
     (server.public_keys / f"{name}.pub").unlink(missing_ok=True)
-    _change(server, {n: p for n, p in server.capacities.items() if n != name})
+    _change(changed, app)
 
 
 def rotate(root: Path, name: str) -> Device:
@@ -101,7 +107,7 @@ def rotate(root: Path, name: str) -> Device:
     server = Server.read(root)
     check_known(server, name)
     key = keys.make_device_key()
-    device = _device(server, name, server.capacities[name], _settings(server))
+    device = _device(server, name, server.capacities[name])
     if (device.root / "device.toml").is_file():
         _write(device.root / "key", key.private, private=True)
         _write(device.root / "key.pub", key.public)
@@ -137,47 +143,30 @@ def check_known(server: Server, name: str) -> None:
     """Refuse the name of a device that is not there."""
     if name not in server.capacities:
         raise DeploymentError(
-            f"{name}: no such device; expected one of {', '.join(server.capacities)}"
+            f"{name!r}: no such device; expected one of {', '.join(server.capacities)}"
         )
 
 
 # Parts --------------------------------------------------------------------------------
 
 
-def _device(server: Server, name: str, capacity: float, settings: Settings) -> Device:
+def _device(
+    server: Server, name: str, capacity: float, data: str | None = None
+) -> Device:
     return Device(
         root=server.root / "devices" / name,
         name=name,
         server=address(server.hosts[0], server.port),
         capacity=capacity,
-        data=settings.data.name,
+        data=data or server.data,
         folder=MODELS,
-        task=settings.task,
+        task=server.task,
     )
 
 
-def _settings(server: Server) -> Settings:
-    """The settings in the app, as far as a device's folder needs them."""
-    from fedspu.settings_text import read_toml
-
-    config = read_toml(server.app / "pyproject.toml")
-    try:
-        config = config["tool"]["flwr"]["app"]["config"]
-        return Settings(
-            model=config["model"],
-            task=config["task"],
-            data={"name": config["data"]["name"]},  # type: ignore[arg-type]  # pydantic makes it
-        )
-    except (KeyError, TypeError, ValueError):
-        raise DeploymentError(
-            f"{server.app / 'pyproject.toml'} is not as `fedspu deploy init` makes it"
-        ) from None
-
-
-def _change(server: Server, capacities: Mapping[str, float]) -> None:
-    changed = replace(server, capacities=capacities)
-    change_devices(server.app, server.run, capacities)
-    changed.write()
+def _change(server: Server, app: bytes) -> None:
+    _write(server.app / "pyproject.toml", app)
+    server.write()
     sync_folder(server.folder)
 
 
@@ -221,6 +210,8 @@ def _new_folder(final: Path) -> Iterator[Path]:
     """A folder that gets its name once it is whole; on an error nothing is left."""
     if final.is_symlink() or (final.exists() and not final.is_dir()):
         raise DeploymentError(f"{final} is not a folder; choose another name")
+    if final == Path.cwd():
+        raise DeploymentError(f"{final} is where you are; choose a new folder in it")
     if final.is_dir() and any(final.iterdir()):
         raise DeploymentError(f"{final} is not empty; choose another folder")
     made = None

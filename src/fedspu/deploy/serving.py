@@ -35,12 +35,7 @@ def serve(server: Server, say: Say) -> None:
         process = start(superlink_command(server), server.home, server.folder)
         try:
             _wait_until_it_answers(server, process, told)
-            if not told.is_set():
-                for line in control.register(server):
-                    say(line)
-                where = address(server.bind, server.port)
-                number = len(server.capacities)
-                say(f"ready: listening on {where} for {number} devices; Ctrl-C ends it")
+            _register(server, told, say)
             while process.poll() is None and not told.wait(0.5):
                 pass
         finally:
@@ -51,6 +46,19 @@ def serve(server: Server, say: Say) -> None:
             "messages above say why"
         )
     say("ended")
+
+
+def _register(server: Server, told: threading.Event, say: Say) -> None:
+    """Register the devices' keys, and say that the server is ready."""
+    if told.is_set():
+        return
+    for line in control.register(server):
+        say(line)
+        if told.is_set():
+            return
+    where = address(server.bind, server.port)
+    number = len(server.capacities)
+    say(f"ready: listening on {where} for {number} devices; Ctrl-C ends it")
 
 
 def _wait_until_it_answers(
@@ -88,7 +96,7 @@ def check_files(server: Server) -> keys.Certificate:
             f"{server.certificate} is not signed by the authority in "
             f"{server.authority}; {how}"
         )
-    if not keys.belong_together(read_file(server.key), certificate):
+    if not keys.belong_together(read_file(server.key), certificate, str(server.key)):
         raise DeploymentError(
             f"{server.certificate} is not for the key {server.key}; {how}"
         )
@@ -98,6 +106,7 @@ def check_files(server: Server) -> keys.Certificate:
                 f"{server.certificate} is not for {host}, which server.toml names; "
                 f"{how}"
             )
+    control.known(server)
     if not list(names_of_keys(server)):
         raise DeploymentError(
             f"{server.public_keys} holds no keys; add a device with "

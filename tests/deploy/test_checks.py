@@ -114,7 +114,7 @@ def test_another_version(
 @pytest.mark.parametrize(
     ("knows", "words"),
     [
-        (fleet.Knows.NO, "does not know the key of a; on its machine, run `fedspu"),
+        (fleet.Knows.NO, "does not know the key of a; if it has only just started"),
         (fleet.Knows.CLOCK, "their clocks differ by"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_device_connects_takes_part_and_is_removed(
         device.process.send_signal(signal.SIGTERM)
         assert device.process.wait(40) == 0
         device = Command(folder, "device", place)
-        device.wait_for("the server does not know the key of hall; on its machine")
+        device.wait_for("the server does not know the key of hall; if it has only")
         device.wait_for("trying again in 4 seconds")
         assert "SuperNode ID" not in device.said
     finally:

@@ -96,7 +96,9 @@ def test_a_server_of_something_else(
 
 
 def test_a_closed_port(ca: Path) -> None:
-    with pytest.raises(DeploymentError, match="the port is closed; is the server run"):
+    with pytest.raises(
+        DeploymentError, match="the port is closed; start the server there"
+    ):
         reach("127.0.0.1", free_port(), ca)
 
 

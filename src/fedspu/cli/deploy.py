@@ -338,8 +338,9 @@ def status(folder: Folder, as_json: Json = False) -> None:
     if not listed:
         _say(f"No run yet; start one with `fedspu deploy start {folder}`")
     for run in listed[-1:]:
-        more = f" ({run.details})" if run.details else ""
-        _say(f"Run {run.id}: {run.status}{more}")
+        _say(f"Run {run.id}: {run.in_words}")
+        if run.status == "finished:failed":
+            _say(f"See why with `fedspu deploy logs {folder}`")
     if saved:
         _say(f"Saved: {saved['rounds']} rounds, in {saved['folder']}")
     width = max(map(len, states))

@@ -10,9 +10,12 @@ from fedspu.deploy.layout import Server, names_of_keys
 from fedspu.deploy.probe import Answer, reach
 from fedspu.deploy.processes import CONNECTION, flwr
 from fedspu.errors import DeploymentError
-from fedspu.files import read_file, write_whole
+from fedspu.files import lock, read_file, write_whole
 
 UNREGISTERED = "unregistered"
+
+LONGEST = 300.0
+"""Seconds to wait for another command that is registering keys."""
 
 
 def reach_server(server: Server) -> Answer:
@@ -34,6 +37,16 @@ def is_running(server: Server) -> bool:
 
 def register(server: Server) -> Iterator[str]:
     """Make the server know exactly the keys in public-keys/; yields what was done."""
+    held = lock(server.folder / "register.lock", LONGEST)
+    if held is None:
+        raise DeploymentError(
+            "another command has been registering keys for some minutes; try again"
+        )
+    with held:
+        yield from _register(server)
+
+
+def _register(server: Server) -> Iterator[str]:
     states = _states(server)
     listed = known(server)
     wanted = {
@@ -46,7 +59,8 @@ def register(server: Server) -> Iterator[str]:
             continue
         if is_there:
             flwr(server, "supernode", "unregister", entry["node"], CONNECTION)
-            yield f"{name}: its old key is no longer accepted"
+            which = "its old key" if name in wanted else "its key"
+            yield f"{name}: {which} is no longer accepted"
         del listed[name]
         _write_known(server, listed)
     for name, mark in wanted.items():
@@ -67,7 +81,7 @@ def _register_one(server: Server, name: str) -> str:
             raise
         raise DeploymentError(
             f"{name}: its key is registered, but {server.registered} does not say so; "
-            f"give it a new one: `fedspu deploy rotate {server.root} {name}`"
+            f"{_begin_anew(server)}"
         ) from None
 
 
@@ -83,9 +97,16 @@ def known(server: Server) -> dict[str, dict[str, str]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DeploymentError(
-            f"{server.registered} cannot be read; remove it, and give each device a "
-            "new key with `fedspu deploy rotate`"
+            f"{server.registered} cannot be read; remove it, and {_begin_anew(server)}"
         ) from None
+
+
+def _begin_anew(server: Server) -> str:
+    return (
+        f"end the server, remove {server.database} (Flower's own list of runs and "
+        "keys), and start it again: all keys are then registered anew, and the run "
+        "folder stays as it is"
+    )
 
 
 def _write_known(server: Server, listed: dict[str, dict[str, str]]) -> None:
@@ -126,17 +147,26 @@ class Run:
         """Whether it has not ended yet."""
         return not self.status.startswith("finished")
 
+    @property
+    def in_words(self) -> str:
+        """Its state: pending, running, completed, stopped or failed, and why."""
+        word = self.status.removeprefix("finished:")
+        return f"{word} ({self.details})" if self.details else word
+
 
 def runs(server: Server) -> list[Run]:
     """All runs of this server, the latest last."""
     found = flwr(server, "ls", CONNECTION)["runs"]
     made = [
-        Run(
-            run["run-id"], run["status"], run["status-details"] or "", run["pending-at"]
-        )
+        Run(run["run-id"], run["status"], _details(run), run["pending-at"])
         for run in found
     ]
     return sorted(made, key=lambda run: run.started)
+
+
+def _details(run: dict[str, Any]) -> str:
+    text = str(run["status-details"] or "")
+    return "" if text == "N/A" else text
 
 
 def start_run(server: Server) -> str:

@@ -52,18 +52,18 @@ def _connect(host: str, port: int, where: str) -> socket.socket:
         ) from None
     except ConnectionRefusedError:
         raise DeploymentError(
-            f"{where}: the port is closed; is the server running "
-            "(`fedspu deploy server`)?"
+            f"{where}: the port is closed; start the server there with "
+            "`fedspu deploy server`, or check the address"
         ) from None
     except TimeoutError:
         raise DeploymentError(
-            f"{where}: no answer in {TIME:.0f} seconds; is this the right address, and "
-            f"does a firewall let port {port} through?"
+            f"{where}: no answer in {TIME:.0f} seconds; check the address, and that no "
+            f"firewall keeps port {port} closed"
         ) from None
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DeploymentError(
-            f"{where}: cannot be reached ({reason}); is this machine connected?"
+            f"{where}: cannot be reached ({reason}); check this machine's network"
         ) from None
 
 

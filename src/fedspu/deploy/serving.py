@@ -141,15 +141,19 @@ def check_port_is_free(server: Server) -> None:
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            who = (
-                "this server runs already"
-                if control.is_running(server)
-                else (
-                    "another program listens there; end it, or change port in "
-                    f"{server.folder / 'server.toml'}"
-                )
-            )
-            raise DeploymentError(f"{where}: the port is in use; {who}") from None
+            raise DeploymentError(
+                f"{where}: the port is in use; {_by_whom(server)}"
+            ) from None
         raise DeploymentError(
             f"{where}: cannot listen there ({error.strerror})"
         ) from None
+
+
+def _by_whom(server: Server) -> str:
+    if control.is_running(server):
+        return "this server runs already"
+    file = server.folder / "server.toml"
+    return (
+        "another program listens there; end it, or change the port in "
+        f"{file} and in every device.toml"
+    )

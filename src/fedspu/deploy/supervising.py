@@ -113,7 +113,8 @@ def key_in_words(device: Device, knows: fleet.Knows, answer: Answer) -> str:
     """What the server's answer about a key means; empty if all is well."""
     if knows is fleet.Knows.NO:
         return (
-            f"the server does not know the key of {device.name}; on its machine, run "
+            f"the server does not know the key of {device.name}; if it has only just "
+            "started, wait a little; else, on its machine, run "
             f"`fedspu deploy rotate DIR {device.name}` and copy the new key here, or "
             "`fedspu deploy check DIR` to see which keys it knows"
         )

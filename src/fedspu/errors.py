@@ -6,8 +6,9 @@ FedSPUError
 ├── DataError          a data set, or the part of it that a client was given
 ├── ModelError         a model: its shape, its neurons, its output
 ├── TrainingError      local training went wrong: the loss is not a number
-└── StorageError       a run folder: in use, missing, unreadable, disk full
-    └── DamagedError   a file of it is missing, or is not what was saved
+├── StorageError       a run folder: in use, missing, unreadable, disk full
+│   └── DamagedError   a file of it is missing, or is not what was saved
+└── DeploymentError    a deployment: its files, its server, its devices
 
 The command line prints one of these as a single line and exits with 2.
 """
@@ -48,3 +49,7 @@ class StorageError(FedSPUError):
 
 class DamagedError(StorageError):
     """A file of a run folder is missing, or is not what was saved."""
+
+
+class DeploymentError(FedSPUError):
+    """A deployment cannot be made, reached or changed."""

@@ -16,6 +16,7 @@ COMMANDS = (
     "settings",
     "data",
     "doctor",
+    "deploy",
 )
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
+from typer.models import ArgumentInfo
 
 from fedspu.errors import SettingsError
 from fedspu.expected import plain_type
@@ -61,7 +62,8 @@ def with_settings(
     The command's first argument is what was given, by dotted name: the file's values,
     overridden by those of --set, and these by the flags. ``leave_out`` lists the flags
     that the command defines itself; ``instead`` says which of the command's own flags
-    replace a setting, so that --set cannot give it.
+    replace a setting, so that --set cannot give it. The command's own arguments come
+    before CONFIG.toml.
     """
 
     def decorate(command: Callable[..., None]) -> Any:
@@ -86,13 +88,23 @@ def with_settings(
                     given[setting] = _value(value, setting, kinds[setting])
             command(given, **values)
 
-        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in (*shared, *own)]
+        arguments = [p for p in own if _is_argument(p)]
+        options = [p for p in own if not _is_argument(p)]
+        parameters = [
+            p.replace(kind=Parameter.KEYWORD_ONLY)
+            for p in (*arguments, *shared, *options)
+        ]
         made: Any = wrapped
         made.__signature__ = signature(command).replace(parameters=parameters)
         made.__annotations__ = {p.name: p.annotation for p in parameters}
         return made
 
     return decorate
+
+
+def _is_argument(parameter: Parameter) -> bool:
+    described = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(one, ArgumentInfo) for one in described)
 
 
 def _read(

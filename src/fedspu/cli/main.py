@@ -13,6 +13,7 @@ from fedspu.cli import (
     check,
     compare,
     data,
+    deploy,
     doctor,
     methods,
     neurons,
@@ -41,6 +42,7 @@ app.command("methods")(methods.methods)
 app.command("settings")(settings.settings)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:

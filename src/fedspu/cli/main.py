@@ -14,6 +14,7 @@ from fedspu.cli import (
     compare,
     data,
     doctor,
+    export,
     methods,
     neurons,
     profile,
@@ -37,6 +38,7 @@ app.command("compare")(compare.compare)
 app.command("check")(check.check)
 app.command("neurons")(neurons.neurons)
 app.command("profile")(profile.profile)
+app.command("export")(export.export)
 app.command("methods")(methods.methods)
 app.command("settings")(settings.settings)
 app.command("doctor")(doctor.doctor)

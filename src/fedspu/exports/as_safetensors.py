@@ -79,7 +79,7 @@ def _new_model(path: Path, facts: Facts, build: Build | None, trust: bool) -> nn
     if build is None and "remodelled" in facts:
         raise ModelError(
             f"{path}: the method {facts['remodelled']} changed the model {name}; give "
-            "build, a function that makes the changed one"
+            "build, a function that makes the changed one, or use another format"
         )
     if build is None and is_place(name) and not trust:
         raise SettingsError(

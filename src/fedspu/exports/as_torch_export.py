@@ -41,22 +41,33 @@ def trace(model: nn.Module, x: Tensor) -> ExportedProgram:
     # A size of one would be taken for fixed.
     example = x[torch.arange(2) % len(x)]
     try:
-        with quiet(), torch.no_grad():
-            program = torch.export.export(
-                model,
-                (example,),
-                dynamic_shapes=({0: Dim("batch")},),
-                strict=False,
-            )
+        program = _graph(model, example, strict=False)
     except Exception as error:  # the user's own code, or what PyTorch makes of it
-        raise ModelError(
-            f"torch.export cannot follow this model ({reason(error)}); its forward "
-            "must not depend on values or on one batch size; --format safetensors "
-            "takes every model"
-        ) from error
+        try:
+            # PyTorch's other way reads Python's bytecode: it also follows len(x).
+            program = _graph(model, example, strict=True)
+        except Exception:
+            raise ModelError(
+                f"torch.export cannot follow this model ({reason(error)}); its forward "
+                "must not depend on values or on one batch size; --format safetensors "
+                "takes every model"
+            ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths and source code of this machine
     return program
+
+
+def _graph(model: nn.Module, example: Tensor, strict: bool) -> ExportedProgram:
+    # PyTorch's fast path for attention is an operation that no other runtime has.
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(
+                model, (example,), dynamic_shapes=({0: Dim("batch")},), strict=strict
+            )
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
 
 
 def reason(error: BaseException) -> str:

@@ -47,6 +47,7 @@ def write(model: nn.Module, x: Tensor, facts: Facts, file: Path) -> Facts:
             assert made is not None
             graph = made.model_proto
             _tidy(graph)
+            _name_batch(graph.graph)
             facts = {**facts, "opset": str(_opset(graph))}
             onnx.helper.set_model_props(graph, facts)
             onnx.checker.check_model(graph, full_check=True)
@@ -90,3 +91,12 @@ def _tidy(graph: "onnx.ModelProto") -> None:  # type: ignore[name-defined]  # no
         for node in part.node:
             del node.metadata_props[:]
             node.doc_string = ""
+
+
+def _name_batch(graph: "onnx.GraphProto") -> None:  # type: ignore[name-defined]  # noqa: F821  # optional
+    """Call the free size ``batch``, which the exporter numbers."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    number = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for size in (d for value in values for d in value.type.tensor_type.shape.dim):
+        if number and size.dim_param == number:
+            size.dim_param = "batch"

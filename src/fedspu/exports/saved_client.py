@@ -16,12 +16,14 @@ from fedspu.exports import FORMATS, check_format
 from fedspu.exports.facts import Facts
 from fedspu.exports.write import Exportable, Exported, check_request, write_export
 from fedspu.federation.plan import Build
+from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods.method import Method
 from fedspu.neurons.slim import slim_model
 from fedspu.neurons.table import Active
 from fedspu.prepare import Data, fingerprint
 from fedspu.random_streams import torch_stream
 from fedspu.runs import SavedClient, open_client
+from fedspu.settings_text import flatten
 from fedspu.tasks.task import Task, dtype_of
 
 
@@ -50,11 +52,12 @@ def export(
     run_dir = Path(run_dir)
     out = default_file(run_dir, client, format) if out is None else Path(out)
     check_request(format, out, force)
+    if data is None:
+        _refuse_data_in_memory(run_dir, client, format)
     found = open_client(
         run_dir, client, build, data, method=method, task=task, trust=trust
     )
-    source = exportable(found, data, format)
-    return write_export(source, format, out, force=force)
+    return write_export(exportable(found, data), format, out, force=force)
 
 
 def default_file(run_dir: Path, client: int, format: str) -> Path:
@@ -63,15 +66,19 @@ def default_file(run_dir: Path, client: int, format: str) -> Path:
     return Path(f"{name}{FORMATS[format].suffix}")
 
 
-def exportable(found: SavedClient, data: Data | None, format: str) -> Exportable:
+def _refuse_data_in_memory(run_dir: Path, client: int, format: str) -> None:
+    if dict(flatten(SavedRun(run_dir).index.settings)).get("data.name") == FROM_MEMORY:
+        raise SettingsError(
+            f"{run_dir}: this run was given its data in Python, and a file is checked "
+            "on real examples; export it in Python too: fedspu.export("
+            f"{str(run_dir)!r}, {client}, {format!r}, data=(x, y)), with build= if the "
+            "model was given too"
+        )
+
+
+def exportable(found: SavedClient, data: Data | None) -> Exportable:
     """The client's ready model, its own test examples, and what the model is."""
     plan, client = found.plan, found.client
-    if plan.settings.data.name == FROM_MEMORY and data is None:
-        raise SettingsError(
-            f"{found.saved.path}: this run was given its data in Python, and a file is "
-            "checked on real examples; export it in Python too: fedspu.export("
-            f"{str(found.saved.path)!r}, {client}, {format!r}, data=(x, y))"
-        )
     examples = found.divided(data)
     if fingerprint(examples.data) != found.saved.index.data:
         raise DataError(

@@ -13,6 +13,7 @@ from fedspu.cli import (
     check,
     compare,
     data,
+    device,
     doctor,
     export,
     methods,
@@ -38,6 +39,7 @@ app.command("compare")(compare.compare)
 app.command("check")(check.check)
 app.command("neurons")(neurons.neurons)
 app.command("profile")(profile.profile)
+app.command("device")(device.device)
 app.command("export")(export.export)
 app.command("methods")(methods.methods)
 app.command("settings")(settings.settings)

@@ -9,6 +9,7 @@ from rich.console import Console
 from fedspu.cli import flags
 from fedspu.cli.flags import Json, with_settings
 from fedspu.errors import SettingsError
+from fedspu.resolve import resolve
 from fedspu.units import size
 
 SHARE_OF_RAM = 0.25
@@ -66,7 +67,7 @@ def device(
     shares = None if p is None else flags.shares(p, "--p")
     num_bytes = flags.num_bytes(memory, "--memory")
     seconds = flags.seconds(round_seconds, "--round-seconds")
-    settings = _for_one_client(given, client)
+    settings = resolve(_for_one_client(given, client))
 
     from fedspu.engines.machine import forget_peak, memory_here, peak_rss_bytes
     from fedspu.neurons.blocks import load_state

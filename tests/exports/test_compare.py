@@ -26,8 +26,7 @@ def test_all_examples_are_compared_in_batches_of_several_sizes() -> None:
 
     def exported(x: Tensor) -> Tensor:
         seen.append(len(x))
-        scores: Tensor = Scaled()(x)
-        return scores
+        return Scaled().forward(x)
 
     checked = compare(Scaled(), exported, classification, X, Y, exact=True)
     assert seen == [BATCH, 5, 1, 3]
@@ -41,7 +40,12 @@ def test_all_examples_are_compared_in_batches_of_several_sizes() -> None:
 def test_the_smallest_difference_is_refused_if_bits_must_be_the_same() -> None:
     with pytest.raises(ModelError, match=r"differ by up to 1\.2e-07.*the same bits"):
         compare(
-            Scaled(), lambda x: Scaled()(x) + 2**-23, classification, X, Y, exact=True
+            Scaled(),
+            lambda x: Scaled().forward(x) + 2**-23,
+            classification,
+            X,
+            Y,
+            exact=True,
         )
 
 
@@ -50,7 +54,7 @@ def test_differences_are_measured_against_the_largest_output(
     error: float, fits: bool
 ) -> None:
     def exported(x: Tensor) -> Tensor:
-        return 1000 * Scaled()(x) + 1000 * error * X.max()
+        return 1000 * Scaled().forward(x) + 1000 * error * X.max()
 
     class Large(Scaled):
         def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +71,7 @@ def test_differences_are_measured_against_the_largest_output(
 @pytest.mark.parametrize("wrong", [5, BATCH])
 def test_a_difference_in_any_batch_is_seen(wrong: int) -> None:
     def exported(x: Tensor) -> Tensor:
-        return Scaled()(x) + (1.0 if len(x) == wrong else 0.0)
+        return Scaled().forward(x) + (1.0 if len(x) == wrong else 0.0)
 
     with pytest.raises(ModelError, match="differ by up to 1,"):
         compare(Scaled(), exported, classification, X, Y, exact=False)
@@ -77,8 +81,7 @@ def test_a_file_that_takes_one_batch_size_only_is_refused() -> None:
     def exported(x: Tensor) -> Tensor:
         if len(x) == 1:
             raise RuntimeError("got 1, expected 2")
-        scores: Tensor = Scaled()(x)
-        return scores
+        return Scaled().forward(x)
 
     with pytest.raises(ModelError, match=r"file failed on 1 examples: .*got 1"):
         compare(Scaled(), exported, classification, X, Y, exact=False)
@@ -86,9 +89,18 @@ def test_a_file_that_takes_one_batch_size_only_is_refused() -> None:
 
 def test_outputs_of_another_form_are_refused() -> None:
     with pytest.raises(ModelError, match=r"\(64, 2\) of torch.float32 .* \(64, 1\)"):
-        compare(Scaled(), lambda x: Scaled()(x)[:, :1], classification, X, Y, False)
+        compare(
+            Scaled(), lambda x: Scaled().forward(x)[:, :1], classification, X, Y, False
+        )
     with pytest.raises(ModelError, match=r"the exported file .*float64"):
-        compare(Scaled(), lambda x: Scaled()(x).double(), classification, X, Y, False)
+        compare(
+            Scaled(),
+            lambda x: Scaled().forward(x).double(),
+            classification,
+            X,
+            Y,
+            False,
+        )
 
 
 def test_what_is_no_number_is_only_equal_to_itself() -> None:
@@ -118,7 +130,7 @@ def test_predictions_that_change_are_counted() -> None:
     x = torch.tensor([[0.5, 0.5], [1, 0.5], [0, 0.5]])
 
     def exported(x: Tensor) -> Tensor:
-        return Scaled()(x) + torch.tensor([0, 1e-5])
+        return Scaled().forward(x) + torch.tensor([0, 1e-5])
 
     checked = compare(Scaled(), exported, classification, x, y, exact=False)
     assert checked.changed_predictions == 1

@@ -38,7 +38,7 @@ def test_the_model_of_every_method_is_exported_and_loaded_again(
 ) -> None:
     run, client = play(tmp_path / "run", method=method)
     out = tmp_path / "mine"
-    given = {"build": ConvNet, "data": examples()}
+    given: dict[str, Any] = {"build": ConvNet, "data": examples()}
     found = fedspu.export(tmp_path / "run", client, out=out, **given)
     x, _ = run.examples.part(client, "test")
     assert found.checked.num_examples == len(x)
@@ -174,7 +174,7 @@ def test_what_cannot_be_exported_is_said(
     played: Path,
     tmp_path: Path,
 ) -> None:
-    usual = {
+    usual: dict[str, Any] = {
         "run_dir": played,
         "client": 1,
         "out": tmp_path / "a",

@@ -65,7 +65,7 @@ def test_the_largest_share_that_keeps_all_limits_is_proposed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedspu.profile.device.Device", Known)
-    found = propose(*given(), limits, shares)
+    found = propose(*given(), limits=limits, shares=shares)
     assert found.capacity == expected
     assert says in what_limits(found, limits)
     measured = [row.p for row in found.rows]
@@ -123,7 +123,7 @@ def test_measuring_changes_neither_the_model_nor_random_numbers() -> None:
     everything = given()
     before = {n: t.clone() for n, t in everything[0].state_dict().items()}
     state = torch.get_rng_state()
-    propose(*everything, Limits(), [0.5])
+    propose(*everything, limits=Limits(), shares=[0.5])
     assert torch.equal(torch.get_rng_state(), state)
     after = everything[0].state_dict()
     assert all(torch.equal(after[n], t) for n, t in before.items())

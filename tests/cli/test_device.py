@@ -80,6 +80,7 @@ def test_another_method_is_named(command: Command) -> None:
         ("--p 0", r"--p 0: expected numbers in \(0, 1\]"),
         ("--p 0.5,2", r"--p 2: expected numbers in \(0, 1\]"),
         ("--p half", "--p half: expected numbers"),
+        ("--set device=auto", "device = 'auto': fedspu device measures training on"),
         ("--client 6", "client = 6: expected 0 to 5"),
         ("--client -1", "client = -1: expected 0 to 5"),
         ("--data arrays:missing.npz", "missing.npz: No such file"),

@@ -119,6 +119,22 @@ def test_seconds_are_near_those_of_a_whole_turn() -> None:
     assert whole / 4 < row.seconds < 4 * whole
 
 
+def test_training_is_augmented_as_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def augmented(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return x
+
+    monkeypatch.setattr(
+        "fedspu.profile.device.make_augmentation", lambda settings, rng: augmented
+    )
+    Device(*given(kernels="torch")).costs([1.0])
+    assert len(seen) > 0
+
+
 def test_measuring_changes_neither_the_model_nor_random_numbers() -> None:
     everything = given()
     before = {n: t.clone() for n, t in everything[0].state_dict().items()}

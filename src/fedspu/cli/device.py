@@ -68,6 +68,11 @@ def device(
     num_bytes = flags.num_bytes(memory, "--memory")
     seconds = flags.seconds(round_seconds, "--round-seconds")
     settings = resolve(_for_one_client(given, client))
+    if settings.device != "cpu":
+        raise SettingsError(
+            f"device = {settings.device!r}: fedspu device measures training on the CPU "
+            "only; leave the setting out, or --set device=cpu"
+        )
 
     from fedspu.engines.machine import forget_peak, memory_here, peak_rss_bytes
     from fedspu.neurons.blocks import load_state
@@ -96,9 +101,9 @@ def device(
             y,
             plan.task,
             plan.settings.train,
-            limits,
-            shares,
-            watch,
+            limits=limits,
+            shares=shares,
+            watch=watch,
         )
     process = peak_rss_bytes()
     if as_json:

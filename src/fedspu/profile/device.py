@@ -18,6 +18,7 @@ from fedspu.profile.peak_memory import step_bytes
 from fedspu.random_streams import stream
 from fedspu.settings import TrainSettings
 from fedspu.tasks.task import Task
+from fedspu.training.augmentation import make_augmentation
 from fedspu.training.epochs import LocalTraining, cut, train
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -88,6 +89,7 @@ def propose(
     y: Tensor,
     task: Task,
     settings: TrainSettings,
+    *,
     limits: Limits,
     shares: Sequence[float] | None = None,
     watch: Callable[[str], None] = lambda text: None,
@@ -193,6 +195,7 @@ class Device:
             task=self.task,
             settings=self.settings,
             rng=stream(0, "batches"),
+            augmentation=make_augmentation(self.settings, stream(0, "augmentation")),
         )
 
     def _active(self, p: float) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from tests.oracles.federation import ConvNet, examples, same_bits
 
 NAMES = """
     map_neurons choose_random choose_ordered choose_top extract merge average Update
-    partial_training slim_model simulate load_personal
+    partial_training slim_model simulate load_personal export load_exported
 """
 
 

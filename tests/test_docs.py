@@ -8,10 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import fedspu
 from fedspu.conformance import LAWS, check
 from fedspu.conformance.nets import ConvNet, made_examples
+from fedspu.exports import FORMATS
 from tests.oracles.federation import run_for
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -81,8 +83,6 @@ def test_the_small_engine_of_its_page_gives_the_same_bits() -> None:
     engine = found["LocalEngine"]
 
     def make_engine(plan: Any, examples: Any) -> Any:
-        import torch
-
         from fedspu.federation.client_memory import Shelf
 
         return engine(plan, examples, Shelf(None), torch.device("cpu"))
@@ -90,3 +90,29 @@ def test_the_small_engine_of_its_page_gives_the_same_bits() -> None:
     same = "arrival_engine_and_resume_make_no_difference"
     others = set(LAWS) - {same}
     check("fedspu", ConvNet, made_examples(), leave_out=others, engines=(make_engine,))
+
+
+def test_the_files_of_the_page_on_exports_are_used_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    out = "runs/digits-fedspu-seed-0"
+    run = fedspu.simulate(
+        {"rounds": 1, "clients.per_round": 30, "judge.clients": 1, "out": out}
+    )
+    images, _ = run.examples.part(3, "test")
+    for format in FORMATS:
+        fedspu.export(out, 3, format)
+    with torch.no_grad():
+        expected = run.personal_model(3)(images)
+        load, onnx, graph = blocks("export.md")[:3]
+        found: dict[str, Any] = {}
+        exec(load, found)
+        assert torch.equal(found["net"](images), expected)
+        found["images"] = images
+        exec(graph, found)
+        torch.testing.assert_close(found["scores"], expected)
+        found["images"] = images.numpy()
+        exec(onnx, found)
+        torch.testing.assert_close(torch.from_numpy(found["scores"]), expected)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedspu.errors import FedSPUError
+    from fedspu.exports.as_safetensors import load_exported
+    from fedspu.exports.saved_client import export
     from fedspu.neurons.average import Update, average
     from fedspu.neurons.blocks import extract, load_state, merge, state_of
     from fedspu.neurons.choose import choose_ordered, choose_random, choose_top
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": ("FedSPUError",),
+    "exports.as_safetensors": ("load_exported",),
+    "exports.saved_client": ("export",),
     "neurons.average": ("Update", "average"),
     "neurons.blocks": ("extract", "load_state", "merge", "state_of"),
     "neurons.choose": ("choose_ordered", "choose_random", "choose_top"),
@@ -62,7 +66,9 @@ __all__ = [
     "choose_ordered",
     "choose_random",
     "choose_top",
+    "export",
     "extract",
+    "load_exported",
     "load_personal",
     "load_state",
     "map_neurons",

@@ -18,7 +18,7 @@ from fedspu.engines.machine import (
     peak_rss_bytes,
 )
 from fedspu.errors import DataError, SettingsError, StorageError
-from fedspu.federation.client import Client, Examples
+from fedspu.federation.client import Client, Examples, judged_model
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Facts
 from fedspu.federation.plan import Build, Plan
@@ -36,7 +36,7 @@ from fedspu.federation.storage.saved_index import SETTINGS
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun, last_whole
 from fedspu.federation.storage.temporary import temporary_shelf
 from fedspu.methods.method import Memory, Method, Which
-from fedspu.neurons.table import State
+from fedspu.neurons.table import Active, State
 from fedspu.prepare import Data, Prepared, choose, dataset_for, fingerprint, prepare
 from fedspu.settings import Settings
 from fedspu.settings_text import flatten
@@ -212,6 +212,63 @@ def load_personal(
     ``task`` that was given to ``simulate`` in Python must be given again. Code that the
     run's settings name is imported only with ``trust``.
     """
+    found = open_client(
+        run_dir, client, build, data, method=method, task=task, trust=trust
+    )
+    needs_examples = found.plan.method.ready is not None
+    return found.model(found.divided(data) if needs_examples else NoExamples())
+
+
+@dataclass(frozen=True, repr=False)
+class SavedClient:
+    """A client of a saved run: what its model is made from."""
+
+    saved: SavedRun
+    plan: Plan
+    federation: Federation
+    client: int
+    memory: Memory
+
+    @property
+    def took_part(self) -> bool:
+        """Whether it has trained; if not, its model is still w0 or the server's."""
+        return self.client in self.federation.last
+
+    def divided(self, data: Data | None) -> DividedData:
+        """All clients' examples; ``data`` are the arrays the run was given, if any."""
+        settings, task = self.plan.settings, self.plan.task
+        return divide(settings, dataset_for(settings, data, task), task)
+
+    def model(self, examples: Examples) -> nn.Module:
+        """The model that the client would use now, ready, in eval mode."""
+        return ready_model(
+            self.plan,
+            examples,
+            self.federation.round,
+            self.client,
+            self.memory,
+            self.federation.global_state,
+            "personal",
+        )
+
+    def kept(self) -> Active | None:
+        """The neurons that its model has; None if it has all."""
+        now = self.plan.client_round(self.federation.round, self.client)
+        state = self.federation.global_state
+        return judged_model(self.plan, now, self.memory, state, "personal").active
+
+
+def open_client(
+    run_dir: Path | str,
+    client: int,
+    build: Build | None = None,
+    data: Data | None = None,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    trust: bool = False,
+) -> SavedClient:
+    """A client of a saved run, checked; the arguments are those of load_personal."""
     if not isinstance(client, int) or isinstance(client, bool):
         raise SettingsError(f"client = {client!r}: expected a whole number")
 
@@ -232,19 +289,7 @@ def load_personal(
     plan = restore_plan(saved.path, text, settings, method, task, build, initial)
     check_client(client, plan)
     check_fits(saved.path, plan, last)
-    examples: Examples = NoExamples()
-    if method.ready is not None:
-        examples = divide(settings, dataset_for(settings, data, task), task)
-    federation = last.federation
-    return ready_model(
-        plan,
-        examples,
-        federation.round,
-        client,
-        memory,
-        federation.global_state,
-        "personal",
-    )
+    return SavedClient(saved, plan, last.federation, client, memory)
 
 
 def _settings_of(

@@ -12,6 +12,8 @@ COMMANDS = (
     "compare",
     "neurons",
     "profile",
+    "device",
+    "export",
     "methods",
     "settings",
     "data",
@@ -25,7 +27,7 @@ def test_help_teaches_by_example(command: Command, name: str) -> None:
     result = command(name, "--help")
     assert result.code == 0
     assert "Usage" in result.out
-    if name in ("run", "compare", "neurons", "profile"):
+    if name in ("run", "compare", "neurons", "profile", "device", "export"):
         assert f"fedspu {name} " in result.out
 
 
@@ -78,7 +80,8 @@ def test_the_command_needs_no_more_than_is_installed_with_it() -> None:
     """Not what only the extras bring, and what they bring along."""
     code = (
         "import sys\n"
-        "for name in ('matplotlib', 'flwr', 'ray', 'pytest', 'hypothesis'):\n"
+        "for name in ('matplotlib', 'flwr', 'ray', 'onnx', 'onnxruntime',\n"
+        "             'onnxscript', 'pytest', 'hypothesis'):\n"
         "    sys.modules[name] = None\n"
         "import fedspu.cli\n"
         "sys.argv = ['fedspu', 'methods']\n"
@@ -111,6 +114,9 @@ def test_the_command_is_also_a_module_to_run() -> None:
         ("run --method fedspoo", 2),
         ("run --set method.finetune=1", 2),
         ("compare --set train.lrr=1", 2),
+        ("device --memory 64", 2),
+        ("device --set train.lrr=1", 2),
+        ("export mine 0 --format onxx", 2),
     ],
 )
 def test_help_and_wrong_settings_take_no_pytorch(words: str, code: int) -> None:

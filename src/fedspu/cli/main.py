@@ -14,7 +14,9 @@ from fedspu.cli import (
     compare,
     data,
     deploy,
+    device,
     doctor,
+    export,
     methods,
     neurons,
     profile,
@@ -38,6 +40,8 @@ app.command("compare")(compare.compare)
 app.command("check")(check.check)
 app.command("neurons")(neurons.neurons)
 app.command("profile")(profile.profile)
+app.command("device")(device.device)
+app.command("export")(export.export)
 app.command("methods")(methods.methods)
 app.command("settings")(settings.settings)
 app.command("doctor")(doctor.doctor)

@@ -279,30 +279,31 @@ class Client:
         """The client's model after round t, or the server's, ready to be judged."""
         method = self.plan.method
         now = self.plan.client_round(t, client)
-        model = self._judged(now, memory, global_state, which)
+        model = judged_model(self.plan, now, memory, global_state, which)
         placed = self.workbench.place(model)
         if method.ready is not None:
             x, y = self._part(client, "train")
             method.ready(self._training(now, x, y, placed, "adapt"), which)
         return placed
 
-    def _judged(
-        self,
-        now: ClientRound,
-        memory: Memory,
-        global_state: State | None,
-        which: Which,
-    ) -> ModelState:
-        method = self.plan.method
-        if which == "personal" and method.judged_by == "own":
-            return memory.own or ModelState(self.plan.initial)
-        if global_state is None:
-            raise ModelError("a request to judge came without the server's model")
-        if which == "personal" and method.judged_by == "slice" and method.offer:
-            active = answered(method, "offer", method.offer(now), Offer).active
-            cut = slim_state(global_state, self.plan.neurons, active)
-            return ModelState(cut, active)
-        return ModelState(global_state)
+
+def judged_model(
+    plan: Plan,
+    now: ClientRound,
+    memory: Memory,
+    global_state: State | None,
+    which: Which,
+) -> ModelState:
+    """The values of the model that is judged, before it is made ready."""
+    method = plan.method
+    if which == "personal" and method.judged_by == "own":
+        return memory.own or ModelState(plan.initial)
+    if global_state is None:
+        raise ModelError("a request to judge came without the server's model")
+    if which == "personal" and method.judged_by == "slice" and method.offer:
+        active = answered(method, "offer", method.offer(now), Offer).active
+        return ModelState(slim_state(global_state, plan.neurons, active), active)
+    return ModelState(global_state)
 
 
 def _full(plan: Plan, own: ModelState | None, initial: State | None) -> State:

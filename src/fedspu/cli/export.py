@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Json
+from fedspu.errors import SettingsError
 from fedspu.exports import FORMATS, check_format
 from fedspu.units import shown, size
 
@@ -19,8 +20,13 @@ _WORDS = "; ".join(f"{name}: for {entry.runs_on}" for name, entry in FORMATS.ite
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    client: Annotated[int, typer.Argument(help="The client, from 0 upwards.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run folder; on a device, the device's folder.")
+    ],
+    client: Annotated[
+        int | None,
+        typer.Argument(help="The client, from 0 upwards; a device needs none."),
+    ] = None,
     format: Annotated[str, typer.Option("--format", help=f"{_WORDS}.")] = "safetensors",
     out: Annotated[
         Path | None,
@@ -51,19 +57,38 @@ def export(
 
     fedspu export runs/mine 3 --format torch-export --trust
 
+    fedspu export lab/devices/kitchen --format onnx
+
     In Python: fedspu.export("runs/mine", 3, "onnx", build=build, data=(x, y))
     """
     check_format(format)
 
-    from fedspu.exports.saved_client import export as export_client
-
-    found = export_client(run, client, format, out, trust=trust, force=force)
+    found = _export(run, client, format, out, trust, force)
     if as_json:
         typer.echo(json.dumps({**asdict(found), "file": str(found.file)}, indent=2))
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(_what_was_checked(found), markup=False)
     console.print(_what_was_written(found), markup=False)
+
+
+def _export(
+    run: Path, client: int | None, format: str, out: Path | None, *how: bool
+) -> "Exported":
+    trust, force = how
+    is_device = (run / "device.toml").is_file()
+    if is_device != (client is None):
+        wanted = "a device has one client: leave it out"
+        if not is_device:
+            wanted = "expected a client's number: fedspu export RUN CLIENT"
+        raise SettingsError(f"{run}: {wanted}")
+    if client is None:
+        from fedspu.exports.device_client import export_own
+
+        return export_own(run, format, out, trust=trust, force=force)
+    from fedspu.exports.saved_client import export as export_client
+
+    return export_client(run, client, format, out, trust=trust, force=force)
 
 
 def _what_was_checked(found: "Exported") -> str:

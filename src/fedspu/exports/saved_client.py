@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspu.data import FROM_MEMORY
 from fedspu.data.dataset import Dataset
@@ -15,7 +15,7 @@ from fedspu.errors import DataError, SettingsError
 from fedspu.exports import FORMATS, check_format
 from fedspu.exports.facts import Facts
 from fedspu.exports.write import Exportable, Exported, check_request, write_export
-from fedspu.federation.plan import Build
+from fedspu.federation.plan import Build, Plan
 from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods.method import Method
 from fedspu.neurons.slim import slim_model
@@ -91,29 +91,46 @@ def exportable(found: SavedClient, data: Data | None) -> Exportable:
             "which has learned nothing",
             stacklevel=3,
         )
-    kept = found.kept()
-    x, y = examples.part(client, "test")
+    model, data_ = found.model(examples), examples.data
+    part = examples.part(client, "test")
+    t = found.federation.round
+    return described(plan, client, t, found.kept(), model, data_, part)
+
+
+def described(
+    plan: Plan,
+    client: int,
+    t: int,
+    kept: Active | None,
+    model: nn.Module,
+    data: Dataset,
+    part: tuple[Tensor, Tensor],
+) -> Exportable:
+    """A client's model after round t, with all that a file of it should say.
+
+    ``kept`` are the neurons that a slim model has, ``part`` the client's test examples.
+    """
+    x, y = part
 
     def new_model() -> nn.Module:
         with torch_stream(plan.settings.seed, "workspace"):  # its values do not matter
-            model = plan.build()
-        return model if kept is None else slim_model(model, plan.neurons, kept)
+            made = plan.build()
+        return made if kept is None else slim_model(made, plan.neurons, kept)
 
-    facts = {**_facts_of_run(found, kept), **_facts_of_data(examples.data, x)}
-    return Exportable(found.model(examples), new_model, plan.task, x, y, facts)
+    facts = {**_facts_of_run(plan, client, t, kept), **_facts_of_data(data, x)}
+    return Exportable(model, new_model, plan.task, x, y, facts)
 
 
-def _facts_of_run(found: SavedClient, kept: Active | None) -> Facts:
-    plan = found.plan
+def _facts_of_run(plan: Plan, client: int, t: int, kept: Active | None) -> Facts:
     facts: dict[str, Any] = {
         "fedspu": version("fedspu"),
         "model": plan.settings.model,
         "task": plan.task.name,
         "method": plan.method.name,
-        "client": found.client,
-        "capacity": f"{float(plan.capacity(found.client)):g}",
+        "client": client,
+        "capacity": f"{float(plan.capacity(client)):g}",
         "seed": plan.settings.seed,
-        "round": found.federation.round,
+        "round": t,
     }
     if plan.method.remodel is not None:
         facts["remodelled"] = plan.method.name

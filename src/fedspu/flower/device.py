@@ -16,10 +16,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -28,21 +30,30 @@ from fedspu.data import load as load_data
 from fedspu.data.dataset import Dataset
 from fedspu.data.examples import strata
 from fedspu.data.splits import MIN_EXAMPLES, Split, split
-from fedspu.engines.flower.wire import Content, Hello, Seat, fedspu_version
+from fedspu.engines.flower.wire import (
+    Content,
+    Hello,
+    Seat,
+    Strict,
+    fedspu_version,
+)
 from fedspu.engines.machine import find_device, one_thread
 from fedspu.errors import DataError, FedSPUError, ModelError, StorageError
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Answer, Missing
 from fedspu.federation.messages import VERSION, unpack_state
-from fedspu.federation.plan import Plan, Sample, make_plan
+from fedspu.federation.plan import Plan, Sample, first_line, make_plan
 from fedspu.federation.plan_file import describe_plan, restore_plan
 from fedspu.files import lock, read_file, sync_folder, write_whole
 from fedspu.flower.config import NodeSettings
+from fedspu.imports import is_place
+from fedspu.methods.method import Memory
 from fedspu.neurons.choose import as_fraction
 from fedspu.prepare import choose, with_kernels
 from fedspu.random_streams import stream
 from fedspu.settings import Settings
+from fedspu.settings_text import MOST_BYTES, flatten, parse_toml
 from fedspu.tasks.task import Task
 
 KEPT = 3
@@ -143,10 +154,7 @@ class Device:
         return answer
 
     def _examples(self, plan: Plan, seat: Seat, data: Dataset) -> Examples:
-        labels = strata(data, plan.task)
-        rng = stream(plan.settings.seed, "split", client=seat.client)
-        kind = plan.settings.data.split
-        return OwnData(data, split(np.arange(len(labels)), labels, kind, rng))
+        return own_data(plan, seat.client, data)
 
     # The plan -------------------------------------------------------------------------
 
@@ -176,22 +184,19 @@ class Device:
         folder = self._folder(seat)
         if folder is None or not (folder / DONE).exists():
             return None
-        text = read_file(folder / PLAN).decode()
-        found = json.loads(read_file(folder / DONE))
-        if found.get("num_outputs") != seat.num_outputs:
-            return None
-        return text, load(read_file(folder / INITIAL)), found["kernels"]
+        text, initial, found = read_run(folder)
+        return text, initial, found.kernels
 
     def _write(self, seat: Seat, plan: Plan, text: str) -> None:
         folder = self._folder(seat)
         if folder is None:
             return
-        done = {"num_outputs": seat.num_outputs, "kernels": plan.settings.train.kernels}
+        done = Done(seat=seat, kernels=plan.settings.train.kernels)
         content = {
             SETTINGS: plan.settings.to_toml().encode(),
             PLAN: text.encode(),
             INITIAL: save(plan.initial),
-            DONE: json.dumps(done).encode(),
+            DONE: done.model_dump_json().encode(),
         }
         for name, bytes_ in content.items():
             write_whole(folder / name, bytes_, durable=True, private=True)
@@ -226,6 +231,75 @@ class Device:
 
 SETTINGS, PLAN, INITIAL = "settings.toml", "plan.json", "initial.safetensors"
 DONE, PERSONAL, LOCK = "done.json", "personal", ".lock"
+
+
+class Done(Strict):
+    """What is written last: who the device was at first, and what trains its model."""
+
+    seat: Seat
+    kernels: Literal["native", "torch"]
+
+
+def read_run(folder: Path) -> tuple[str, dict[str, Tensor], Done]:
+    """What a device has kept of a run: the plan's text, w0, and who it is."""
+    try:
+        done = Done.model_validate_json(read_file(folder / DONE))
+        text = read_file(folder / PLAN).decode()
+        return text, load(read_file(folder / INITIAL)), done
+    except (ValidationError, UnicodeDecodeError, SafetensorError) as error:
+        raise StorageError(
+            f"{folder} is damaged ({first_line(error)}); remove {DONE} in it, and it "
+            "is made anew"
+        ) from None
+
+
+class KeptRun:
+    """A run as a device has kept it, for use on the device without any server."""
+
+    def __init__(self, folder: Path, node: NodeSettings) -> None:
+        self.folder, self.node = folder, node
+        self._text, self._initial, self._done = read_run(folder)
+        self.client = self._done.seat.client
+        given = parse_toml(read_file(folder / SETTINGS, MOST_BYTES), str(folder))
+        self._given = {**dict(flatten(given)), "data.name": node.data}
+        self._shelf = Shelf(folder / PERSONAL)
+        rounds = [t for client, t in self._shelf.names() if client == self.client]
+        if not rounds:
+            raise StorageError(f"{folder}: there is no model here")
+        self.round = max(rounds)
+
+    @property
+    def names_code(self) -> list[str]:
+        """The settings that name code outside of fedspu."""
+        places = [
+            self._given.get(name, "") for name in ("model", "method.name", "task")
+        ]
+        return [place for place in map(str, places) if is_place(place)]
+
+    def plan(self) -> Plan:
+        """The run's plan, with kernels that can be used anywhere."""
+        given = {**self._given, "train.kernels": "auto"}
+        settings, method, task = choose(given, None, None, None, None)
+        text, initial = self._text, self._initial
+        plan = restore_plan(self.folder, text, settings, method, task, None, initial)
+        return replace(plan, capacities=capacities(self._done.seat))
+
+    def memory(self) -> Memory:
+        """What the device kept last."""
+        return self._shelf.get(self.client, self.round)
+
+    def examples(self, plan: Plan) -> OwnData:
+        """The device's own examples, divided as in the run."""
+        data = load_data(self.node.data, None, plan.task)
+        return own_data(plan, self.client, data)
+
+
+def own_data(plan: Plan, client: int, data: Dataset) -> OwnData:
+    """A device's examples, divided into its three parts."""
+    labels = strata(data, plan.task)
+    rng = stream(plan.settings.seed, "split", client=client)
+    kind = plan.settings.data.split
+    return OwnData(data, split(np.arange(len(labels)), labels, kind, rng))
 
 
 def _forget_old(shelf: Shelf, client: int) -> None:

@@ -237,7 +237,7 @@ class Done(Strict):
     """What is written last: who the device was at first, and what trains its model."""
 
     seat: Seat
-    kernels: Literal["native", "torch"]
+    kernels: Literal["auto", "native", "torch"]
 
 
 def read_run(folder: Path) -> tuple[str, dict[str, Tensor], Done]:
@@ -271,10 +271,9 @@ class KeptRun:
     @property
     def names_code(self) -> list[str]:
         """The settings that name code outside of fedspu."""
-        places = [
-            self._given.get(name, "") for name in ("model", "method.name", "task")
-        ]
-        return [place for place in map(str, places) if is_place(place)]
+        names = ("model", "method.name", "task")
+        places = (str(self._given.get(name)) for name in names)
+        return [place for place in places if is_place(place)]
 
     def plan(self) -> Plan:
         """The run's plan, with kernels that can be used anywhere."""

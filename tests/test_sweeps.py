@@ -1,13 +1,16 @@
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 import fedspu
 from fedspu import sweeps
 from fedspu.errors import FedSPUError, SettingsError, StorageError
+from fedspu.settings import Settings
 from fedspu.sweeps import Cell, compare
 from tests.oracles.federation import examples, folder_content, named
 
@@ -104,6 +107,33 @@ def test_other_settings_than_those_played_are_refused(
     with pytest.raises(StorageError, match=r"train\.lr = 0\.1.*0\.7 is asked for"):
         compare({**given, "train.lr": 0.7}, ["local"], [1.0], [0], tmp_path / "out")
     assert folder_content(tmp_path / "out") == before
+
+
+def test_runs_from_before_a_setting_have_its_default(
+    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Settings.to_toml
+
+    def old(settings: Settings) -> str:
+        found = tomllib.loads(real(settings))
+        return tomli_w.dumps({n: v for n, v in found.items() if n != "wire"})
+
+    with monkeypatch.context() as before:
+        before.setattr(Settings, "to_toml", old)
+        compare(given, ["local"], [1.0], [0], tmp_path / "out")
+    done: list[bool] = []
+    compare(
+        {**given, "wire.values": "float32"},
+        ["local"],
+        [1.0],
+        [0],
+        tmp_path / "out",
+        lambda cell, is_done: done.append(is_done),
+    )
+    assert done == [True]
+    now = {**given, "wire.values": "float16"}
+    with pytest.raises(StorageError, match=r"wire\.values = float32, but float16 is"):
+        compare(now, ["local"], [1.0], [0], tmp_path / "out")
 
 
 def test_an_unknown_method_is_refused_before_anything_is_played(

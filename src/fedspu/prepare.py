@@ -56,12 +56,12 @@ def prepare(
     sample = Sample(dataset.name, *dataset.take(slice(2)), dataset.num_outputs)
     build = model or partial(models.build, chosen.model, dataset.num_outputs)
     plan = make_plan(chosen, method, task, build, sample)
-    plan = replace(plan, settings=_with_kernels(plan, sample))
+    plan = replace(plan, settings=with_kernels(plan, sample))
     _check_enough_examples(plan, examples)
     return Prepared(plan, examples, sample)
 
 
-def _with_kernels(plan: Plan, sample: Sample) -> Settings:
+def with_kernels(plan: Plan, sample: Sample) -> Settings:
     """The settings with the kernels that all clients will use."""
     asked = plan.settings.train.kernels
     if asked == "torch":

@@ -164,7 +164,16 @@ def resume(
     folder = RunFolder.open(path)
     try:
         saved = folder.saved
-        given = {"model": model, "method.name": method, "task": task}
+        if saved.is_on_devices:
+            raise StorageError(
+                f"{path} is a run on devices; start it there again, and it goes on"
+            )
+        given = {
+            "model": model,
+            "method.name": method,
+            "task": task,
+            "data.name": data,
+        }
         settings = _settings_of(saved, given, trust, "rounds" if rounds else "")
         settings["out"] = str(path)
         elsewhere = {"workers": workers, "engine": engine, "ray_address": ray_address}
@@ -211,7 +220,12 @@ def load_personal(
         return saved, text, initial, saved.checkpoint(), saved.memory(client)
 
     saved, text, initial, last, memory = last_whole(Path(run_dir), read)
-    given = {"model": build, "method.name": method, "task": task}
+    given = {
+        "model": build,
+        "method.name": method,
+        "task": task,
+        "data.name": data,
+    }
     found = dict(flatten(_settings_of(saved, given, trust)))
     found["train.kernels"] = "auto"  # its models can be used anywhere
     settings, method, task = choose(found, build, data, method, task)

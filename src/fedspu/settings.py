@@ -78,7 +78,8 @@ class DataSettings(Table):
 
     name: str = setting(
         "digits",
-        "A data set (see `fedspu data list`), or your own: arrays:FILE.npz.",
+        "A data set (see `fedspu data list`), or your own: arrays:FILE.npz, or a "
+        "function that returns arrays x and y: package.module:load.",
         "--data",
     )
     dir: Path | None = setting(None, "The folder with the data files.", "--data-dir")
@@ -315,6 +316,16 @@ class NormSettings(Table):
     )
 
 
+class WireSettings(Table):
+    """In which form server and clients send each other values."""
+
+    values: Literal["float32", "float16", "bfloat16"] = setting(
+        "float32",
+        "How weights travel, both ways: as they are, or rounded to half the bytes. "
+        "float16 is finer, but holds at most 65504; bfloat16 has the range of float32.",
+    )
+
+
 class StoreSettings(Table):
     """Where clients' own models are between rounds: on disk, the latest also in RAM."""
 
@@ -381,6 +392,7 @@ class Settings(Table):
     guard: GuardSettings = GuardSettings()
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
     norm: NormSettings = NormSettings()
+    wire: WireSettings = WireSettings()
     judge: JudgeSettings = JudgeSettings()
     store: StoreSettings = StoreSettings()
 

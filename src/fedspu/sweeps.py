@@ -118,7 +118,9 @@ def _check_same(path: Path, settings: Settings) -> None:
 
 
 def _check_save(saved: SavedRun, settings: Settings) -> None:
-    before = dict(flatten(saved.index.settings))
+    # A setting that the run's fedspu did not have yet has its default.
+    defaults = Settings(model=settings.model).model_dump(mode="json")
+    before = {**dict(flatten(defaults)), **dict(flatten(saved.index.settings))}
     wanted = dict(flatten(settings.model_dump(mode="json")))
     for name in sorted((before.keys() | wanted.keys()) - SAME_BITS):
         if name == "train.kernels" and wanted[name] == "auto":

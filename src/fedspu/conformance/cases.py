@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedspu.conformance.nets import Arrays, holding_still
+from fedspu.conformance.recorded_turns import as_received
 from fedspu.conformance.recording import Recording, record
 from fedspu.data.examples import DividedData, divide
 from fedspu.engines.machine import one_thread
@@ -205,7 +206,7 @@ class Case:
     @cached_property
     def idle(self) -> Recording:
         """One round in which no client learns: the learning rate is 0."""
-        return self.play(self.like_usual(**IDLE), rounds=1)
+        return self.play(_from_what_travels(self.like_usual(**IDLE)), rounds=1)
 
     @cached_property
     def still(self) -> Recording:
@@ -213,7 +214,7 @@ class Case:
         if not self.prepared.plan.neurons.statistics:
             return self.idle
         build = holding_still(self.setup.build)
-        return self.play(self.prepare(build, **IDLE), rounds=1)
+        return self.play(_from_what_travels(self.prepare(build, **IDLE)), rounds=1)
 
     def without(self, part: str, like: Recording, rounds: int) -> Recording:
         """A run's first rounds again, with nonsense as the examples of one part."""
@@ -286,6 +287,13 @@ RESUMED = "after a resume"
 
 def _engine(make: MakeEngine) -> str:
     return f"on {getattr(make, '__name__', make)}"
+
+
+def _from_what_travels(ready: Prepared) -> Prepared:
+    """The same run from a w0 of values that ``wire.values`` does not round."""
+    plan = ready.plan
+    w0 = {name: as_received(plan, name, v) for name, v in plan.initial.items()}
+    return replace(ready, plan=replace(plan, initial=w0))
 
 
 def _nonsense(x: Tensor) -> Tensor:

@@ -83,8 +83,20 @@ def sent_at_full_size(run: Recording, turn: RecordedTurn) -> State:
 
 
 def bytes_at(run: Recording, state: State, active: Active) -> bytes:
-    """The travelling entries of the active neurons, one after the other."""
+    """The travelling entries of the active neurons as they are sent, in order."""
     return b"".join(
-        as_bytes(state[name][are_active(run, active, name)])
+        as_bytes(as_sent(run.plan, name, state[name][are_active(run, active, name)]))
         for name in travelling(run.plan)
     )
+
+
+def as_sent(plan: Plan, name: str, values: Tensor) -> Tensor:
+    """The values of a tensor, rounded as ``wire.values`` says."""
+    if values.dtype != torch.float32 or name in plan.neurons.statistics:
+        return values
+    return values.to(getattr(torch, plan.settings.wire.values))
+
+
+def as_received(plan: Plan, name: str, values: Tensor) -> Tensor:
+    """The values of a tensor, as whoever they are sent to reads them."""
+    return as_sent(plan, name, values).to(values.dtype)

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedspu.errors import SettingsError
+from fedspu.imports import is_place
 from fedspu.settings_text import nearest
 
 if TYPE_CHECKING:
@@ -133,6 +134,13 @@ DATASETS = {
 }
 
 
+FROM_PYTHON = Source(
+    "your own examples: a Python function that returns arrays x and y",
+    "own.python",
+    file="package.module:load",
+)
+
+
 def load(
     name: str, folder: Path | None = None, task: "Task | None" = None
 ) -> "Dataset":
@@ -144,6 +152,8 @@ def load(
     from fedspu.tasks.classification import classification
 
     source, file = find_source(name)
+    if source is FROM_PYTHON:
+        return with_targets(source.module.load(name), task or classification)
     place = (folder or Path()) / Path(file).expanduser() if file else folder
     function = source.place.partition(":")[2] or "load"
     dataset = getattr(source.module, function)(place)
@@ -153,8 +163,11 @@ def load(
 def find_source(name: str) -> tuple[Source, str]:
     """What a data set is, and what follows the colon in its name."""
     kind, _, file = name.partition(":")
+    if names_code(name):
+        return FROM_PYTHON, name
     if kind not in DATASETS:
         known = ", ".join(usage(known) for known in sorted(DATASETS))
+        known = f"{known}, {FROM_PYTHON.file}"
         raise SettingsError(
             f"data.name = {name!r}: expected one of {known}"
             f"{nearest(kind, list(DATASETS))}"
@@ -163,6 +176,11 @@ def find_source(name: str) -> tuple[Source, str]:
     if bool(file) != bool(source.file):
         raise SettingsError(f"data.name = {name!r}: expected {usage(kind)}")
     return source, file
+
+
+def names_code(name: str) -> bool:
+    """Whether the data called ``name`` comes from a user's Python function."""
+    return is_place(name) and name.partition(":")[0] not in DATASETS
 
 
 def usage(kind: str) -> str:

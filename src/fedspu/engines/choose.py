@@ -13,6 +13,7 @@ from fedspu.engines.machine import (
     num_cores,
 )
 from fedspu.engines.workers import WorkersEngine, can_fork, window
+from fedspu.errors import SettingsError, how_to_install
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Engine
 from fedspu.federation.plan import Plan
@@ -26,7 +27,9 @@ def engine_for(plan: Plan, examples: DividedData, shelf: Shelf) -> Iterator[Engi
     number = num_workers(plan.settings)
     _remark_on_workers(plan.settings)
     engine: Engine | None = None
-    if number > 1:
+    if plan.settings.engine == "flower":
+        engine = _flower(plan, examples, shelf, number)
+    elif number > 1:
         try:
             engine = WorkersEngine(plan, examples, shelf, number)
         except OSError as error:  # no memory to share, or no more processes
@@ -42,6 +45,17 @@ def engine_for(plan: Plan, examples: DividedData, shelf: Shelf) -> Iterator[Engi
         yield engine
     finally:
         engine.close()
+
+
+def _flower(plan: Plan, examples: DividedData, shelf: Shelf, number: int) -> Engine:
+    try:
+        from fedspu.engines.flower.simulation import FlowerSimulation
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"engine = 'flower' needs {error.name}, which is not installed; install it "
+            f"with: {how_to_install('flower,ray')}"
+        ) from None
+    return FlowerSimulation(plan, examples, shelf, number)
 
 
 def num_workers(settings: Settings) -> int:

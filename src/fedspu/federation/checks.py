@@ -26,6 +26,7 @@ from fedspu.federation.messages import (
     pack_request,
     unpack_reply,
     unpack_request,
+    wire_type,
 )
 from fedspu.federation.plan import Plan
 from fedspu.neurons.blocks import is_finite
@@ -47,12 +48,16 @@ class Sizes:
 
 def largest(plan: Plan) -> Sizes:
     """The most bytes that any message of a plan has, part by part."""
-    table = {name: plan.initial[name].nbytes for name in plan.neurons.shapes}
+    table = {name: plan.initial[name] for name in plan.neurons.shapes}
     return Sizes(
         header=LONGEST_HEADER,
         positions=longest_positions(plan),
-        values=sum(size for name, size in table.items() if name not in plan.stays),
-        initial=sum(table.values()),
+        values=sum(
+            whole.numel() * wire_type(plan, name).itemsize
+            for name, whole in table.items()
+            if name not in plan.stays
+        ),
+        initial=sum(whole.nbytes for whole in table.values()),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from fedspu.errors import StorageError
-from fedspu.files import write_whole
+from fedspu.files import sync_folder, write_whole
 from fedspu.methods.method import Memory, ModelState
 from fedspu.neurons.table import State
 
@@ -33,11 +33,18 @@ class Shelf:
     """A folder of clients' memories, one file each; the latest also in RAM.
 
     ``cache`` is how many bytes may stay in RAM; the last memory always stays. Without a
-    folder, all memories stay in RAM.
+    folder, all memories stay in RAM. ``durable``: a memory that is put here is on the
+    disk then; else whoever saves the run sees to that.
     """
 
-    def __init__(self, folder: Path | None, cache: float = float("inf")) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path | None,
+        cache: float = float("inf"),
+        *,
+        durable: bool = False,
+    ) -> None:
+        self.folder, self.durable = folder, durable
         self.cache = cache if folder is not None else float("inf")
         self._memories: OrderedDict[Name, Memory] = OrderedDict()
         self._bytes = 0
@@ -47,7 +54,10 @@ class Shelf:
         if self.folder is not None:
             try:
                 content = save(pack_memory(memory))
-                write_whole(self.path(client, t), content, private=True)
+                path = self.path(client, t)
+                write_whole(path, content, durable=self.durable, private=True)
+                if self.durable:
+                    sync_folder(self.folder)
             except OSError as error:
                 raise ShelfError(
                     f"{self.folder}: cannot write ({error.strerror or error})"

@@ -5,10 +5,13 @@ message is a header, positions and values. Values are the blocks of the payload 
 after the other, in the order of the neuron table, which both sides have; positions say
 which neurons are active: as a bitmap, or as the random stream they were drawn from,
 whichever is shorter. Nothing else is sent, and the bytes counted are the bytes sent.
-Here messages are written and read; ``checks.py`` says which may be used.
+``wire.values`` may round values for the journey, in both directions and here alone, so
+every engine rounds alike; w0 and a state for all clients are always exact. Messages
+are written and read here; ``checks.py`` says which may be used.
 """
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from mmap import mmap
@@ -16,10 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedspu.errors import ModelError
+from fedspu.errors import ModelError, TrainingError
 from fedspu.federation.plan import Plan
 from fedspu.methods.method import Offer, Which
+from fedspu.neurons.blocks import is_finite
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Payload, State
 from fedspu.random_streams import KEY_BYTES, generator
@@ -142,7 +147,9 @@ def pack_request(plan: Plan, request: Request) -> Packet:
             VERSION, _TRAIN, request.round, request.client, request.last, has_offer
         ),
         positions=_pack_offer(plan, request.offer, request.client),
-        values=pack_values(request.payload),
+        values=pack_values(
+            rounded(plan, request.payload, f"round {request.round}: the server's")
+        ),
         initial=pack_values(_initial_values(plan, request.initial)),
     )
 
@@ -164,7 +171,7 @@ def unpack_request(plan: Plan, packet: Packet) -> Request:
     payload: Payload = {}
     if has_offer:
         offer = _unpack_offer(plan, packet.positions, client)
-        payload = unpack_values(plan, plan.travelling(offer.active), packet.values)
+        payload = unpack_rounded(plan, plan.travelling(offer.active), packet.values)
     elif packet.positions or packet.values:
         raise ModelError("a request without an offer has positions or values")
     initial = None
@@ -205,7 +212,7 @@ def pack_reply(plan: Plan, request: Request, reply: Reply) -> Packet:
             val_loss,
         ),
         positions=_pack_returned(plan, request, reply.active),
-        values=pack_values(reply.payload),
+        values=pack_values(rounded(plan, reply.payload, "its")),
     )
 
 
@@ -230,7 +237,7 @@ def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
             active = offer.active
         else:
             active = _unpack_offer(plan, packet.positions, request.client).active
-        payload = unpack_values(plan, plan.travelling(active), packet.values)
+        payload = unpack_rounded(plan, plan.travelling(active), packet.values)
     return TrainReply(
         round=round,
         client=client,
@@ -363,8 +370,14 @@ def pack_values(payload: Payload) -> bytes:
     )
 
 
-def unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
-    """The values of these blocks, from their bytes."""
+def unpack_values(
+    plan: Plan,
+    blocks: Blocks,
+    values: bytes,
+    types: Mapping[str, torch.dtype] | None = None,
+) -> Payload:
+    """The values of these blocks, from their bytes; w0's types, if none are given."""
+    types = types or {name: plan.initial[name].dtype for name in blocks}
     shapes = {
         name: [
             n if axis is None else len(axis)
@@ -372,7 +385,7 @@ def unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
         ]
         for name, where in blocks.items()
     }
-    lengths = [plan.initial[n].element_size() * prod(s) for n, s in shapes.items()]
+    lengths = [types[name].itemsize * prod(shape) for name, shape in shapes.items()]
     if sum(lengths) != len(values):
         raise ModelError(f"{len(values)} bytes of values; expected {sum(lengths)}")
     if not values:
@@ -380,22 +393,80 @@ def unpack_values(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
     flat = np.frombuffer(values, np.uint8)
     parts = np.split(flat, np.cumsum(lengths)[:-1])
     return {
-        name: torch.from_numpy(part.copy())
-        .view(plan.initial[name].dtype)
-        .view(shapes[name])
+        name: torch.from_numpy(part.copy()).view(types[name]).view(shapes[name])
         for name, part in zip(shapes, parts, strict=True)
     }
 
 
+# Rounding -----------------------------------------------------------------------------
+
+FORMS = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+"""The types that ``wire.values`` names."""
+
+
+def wire_type(plan: Plan, name: str) -> torch.dtype:
+    """The type in which the values of a tensor travel.
+
+    Only float32 is rounded. Norm statistics are not: a variance of 65505 is nothing
+    unusual, one that becomes 0 may be divided by, and they are few.
+    """
+    own = plan.initial[name].dtype
+    if own != torch.float32 or name in plan.neurons.statistics:
+        return own
+    return FORMS[plan.settings.wire.values]
+
+
+def rounded(plan: Plan, payload: Payload, whose: str) -> Payload:
+    """The values in the types they travel in, to the nearest; refuses an overflow."""
+    if plan.settings.wire.values == "float32":
+        return payload
+    found = {}
+    for name, values in payload.items():
+        found[name] = values
+        # Values of another type than w0's are refused where they arrive.
+        if values.dtype == plan.initial[name].dtype:
+            found[name] = values.detach().cpu().to(wire_type(plan, name))
+        if not is_finite(found[name]) and is_finite(values):
+            _refuse_overflow(plan, f"{whose} {name}", values)
+    return found
+
+
+def _refuse_overflow(plan: Plan, whose: str, values: Tensor) -> None:
+    form = plan.settings.wire.values
+    wider = "bfloat16 or float32" if form == "float16" else "float32"
+    raise TrainingError(
+        f"{whose} has a value of size {float(values.abs().max()):g}, and wire.values = "
+        f"{form!r} holds at most {torch.finfo(FORMS[form]).max:g}; set wire.values to "
+        f"{wider}, or lower train.lr (it is {plan.settings.train.lr})"
+    )
+
+
+def unpack_rounded(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
+    """The values of these blocks in w0's types, from the bytes they travelled as."""
+    types = {name: wire_type(plan, name) for name in blocks}
+    found = unpack_values(plan, blocks, values, types)
+    return {name: part.to(plan.initial[name].dtype) for name, part in found.items()}
+
+
+# Whole states -------------------------------------------------------------------------
+
+
 def pack_state(plan: Plan, state: State) -> bytes:
-    """The values of all tensors of a whole state, in w0's order."""
-    return pack_values({name: state[name] for name in plan.initial})
+    """The values of all tensors of a whole state, in the order of their names.
+
+    The order of w0 itself may differ: a file does not keep it.
+    """
+    return pack_values({name: state[name] for name in sorted(plan.initial)})
 
 
 def unpack_state(plan: Plan, values: bytes | mmap) -> State:
     """A whole state, from the bytes of all its tensors."""
     blocks: Blocks = {
-        name: (None,) * tensor.dim() for name, tensor in plan.initial.items()
+        name: (None,) * plan.initial[name].dim() for name in sorted(plan.initial)
     }
     length = sum(tensor.nbytes for tensor in plan.initial.values())
     return unpack_values(plan, blocks, values[:length])

@@ -10,12 +10,13 @@ from fedspu.conformance.cases import Case
 from fedspu.conformance.entries import describe, differs, first_difference
 from fedspu.conformance.laws.law import Broken, law, played_to_its_end
 from fedspu.conformance.recorded_turns import (
+    as_received,
     sent_at_full_size,
     trained_entries,
     training_of,
     travelling,
 )
-from fedspu.conformance.recording import Recording
+from fedspu.conformance.recording import RecordedTurn, Recording
 from fedspu.neurons.average import (
     Accumulator,
     Update,
@@ -30,7 +31,8 @@ def nothing_is_learnt_from_nothing(case: Case) -> None:
     """A round in which no client learns does not change one bit of the global model.
 
     At learning rate 0, this holds for every learnable entry. With norm momentum 0 too,
-    norm statistics do not change either, and it holds for every entry.
+    norm statistics do not change either, and it holds for every entry. If values are
+    rounded when they are sent, w0 is rounded before: no value can be lost on the way.
     """
     runs = [(played_to_its_end(case.still), "and norm momentum 0 ")]
     if case.still.plan.neurons.statistics:
@@ -68,7 +70,7 @@ def _check_means(case: Case, run: Recording) -> None:
         return
     for before, after in pairwise(run.federations):
         turns = run.in_round(after.round)
-        models = {turn.client: sent_at_full_size(run, turn) for turn in turns}
+        models = {turn.client: _arrived_at_full_size(run, turn) for turn in turns}
         weights = {
             turn.client: training_of(turn).num_examples if by_examples else 1
             for turn in turns
@@ -105,6 +107,15 @@ def _check_means(case: Case, run: Recording) -> None:
                     f"{old[place].item()!r}; who trained it: "
                     f"{', '.join(who) or 'no client'}"
                 )
+
+
+def _arrived_at_full_size(run: Recording, turn: RecordedTurn) -> State:
+    """The model whose trained entries went back, with values as the server reads them.
+
+    The entries that did not go back mean nothing.
+    """
+    sent = sent_at_full_size(run, turn)
+    return {name: as_received(run.plan, name, values) for name, values in sent.items()}
 
 
 def _weighs_by_examples(combine: Callable[[State], Accumulator]) -> bool | None:

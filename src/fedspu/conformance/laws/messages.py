@@ -15,6 +15,7 @@ from fedspu.conformance.laws.law import Broken, law, played_to_its_end
 from fedspu.conformance.recorded_turns import (
     are_active,
     arrived,
+    as_received,
     bytes_at,
     model_at_full_size,
     offered,
@@ -35,6 +36,7 @@ def what_came_is_where_it_belongs(case: Case) -> None:
     """A client begins from its own model, updated with what it was sent.
 
     Its own model is w0 at first, and stays w0 in methods whose clients keep no model.
+    What it was sent may be rounded (``wire.values``); all else is bit for bit its own.
     """
     run = played_to_its_end(case.usual)
     for turn in run.turns:
@@ -49,7 +51,8 @@ def what_came_is_where_it_belongs(case: Case) -> None:
         server = run.federations[turn.round - 1].global_state
         for name in travelling(run.plan) if offer else ():
             inside = are_active(run, offered(turn), name)
-            wanted[name] = torch.where(inside, server[name], wanted[name])
+            came = as_received(run.plan, name, server[name])
+            wanted[name] = torch.where(inside, came, wanted[name])
         begin, exists = model_at_full_size(run, turn, training_of(turn).begin)
         if wrong := first_difference(begin, wanted, exists):
             raise Broken(

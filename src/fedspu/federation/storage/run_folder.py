@@ -82,13 +82,14 @@ Lines = Mapping[str, Sequence[Mapping[str, Any]]]
 class RunFolder:
     """One run on disk, locked while it is open.
 
-    ``durable``: a save waits until the disk has it.
+    ``durable``: a save waits until the disk has it. ``has_memories`` is False if what
+    clients keep is not here, but on their own devices.
     """
 
     def __init__(
         self, path: Path, cache: float = float("inf"), durable: bool = True
     ) -> None:
-        self.path, self.durable = path, durable
+        self.path, self.durable, self.has_memories = path, durable, True
         self.shelf = Shelf(path / PERSONAL, cache)
         self.index: Index | None = None  # of the last save
         self._lock: BinaryIO | None = None
@@ -108,6 +109,7 @@ class RunFolder:
         data: str = "",
         cache: float = float("inf"),
         durable: bool = True,
+        has_memories: bool = True,
     ) -> "RunFolder":
         """A new run folder, saved at round 0; if this fails, nothing is left behind.
 
@@ -115,6 +117,7 @@ class RunFolder:
         clients' models may stay in RAM.
         """
         folder = cls(path, cache, durable)
+        folder.has_memories = has_memories
         if not is_free(path):
             raise folder._in_use()
         around = [parent for parent in path.parents if not parent.exists()]
@@ -242,16 +245,21 @@ class RunFolder:
             files = {**index.files, SUMMARY: mark}
             self._write_index(index.model_copy(update={"files": files}))
 
-    def extend(self, settings: str) -> None:
-        """Go on with other settings: more rounds. The run is not finished any more."""
+    def extend(self, settings: str, data: str | None = None) -> None:
+        """Go on with other settings: more rounds, or more devices (``data``).
+
+        The run is not finished any more.
+        """
         with self._guarded():
             mark = self._write(self.path / SETTINGS, settings.encode())
             self._sync(self.path)
             index = self._index()
             files = {**index.files, SETTINGS: mark}
             files.pop(SUMMARY, None)
-            update = {"files": files, "settings": tomllib.loads(settings)}
-            self._write_index(index.model_copy(update=update))
+            update: dict[str, Any] = {"settings": tomllib.loads(settings)}
+            if data is not None:
+                update["data"] = data
+            self._write_index(index.model_copy(update={"files": files, **update}))
             (self.path / SUMMARY).unlink(missing_ok=True)
 
     def _save(
@@ -344,8 +352,10 @@ class RunFolder:
             },
         )
 
-    def _mark_memories(self, t: int, clients: Sequence[int]) -> dict[int, Mark]:
+    def _mark_memories(self, t: int, clients: Sequence[int]) -> dict[int, Mark | None]:
         """The marks of what clients have put on the shelf; it is on the disk then."""
+        if not self.has_memories:
+            return dict.fromkeys(clients)
 
         def marked(client: int) -> Mark:
             path = self.shelf.path(client, t)

@@ -55,7 +55,8 @@ class _Strict(BaseModel):
 class Index(_Strict):
     """One save of a run: where it stands, and the mark of every file of it.
 
-    ``data`` tells data sets apart.
+    ``data`` tells data sets apart; in a run on devices, which have their own data, it
+    says which devices they are.
     """
 
     version: Whole
@@ -73,7 +74,8 @@ class JournalLine(_Strict):
     """What one round changed about clients."""
 
     round: Whole
-    memories: dict[Whole, Mark]  # the file of each client that took part
+    # The file of each client that took part; None if it is on the client's own device.
+    memories: dict[Whole, Mark | None]
     num_examples: dict[Whole, Whole]  # of those that took part for the first time
     stopped: list[Whole]
     scores: dict[Whole, FiniteFloat]

@@ -16,6 +16,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load
 
+from fedspu.data import names_code
 from fedspu.errors import DamagedError, StorageError
 from fedspu.federation.client_memory import Shelf, unpack_memory
 from fedspu.federation.rounds import Scores
@@ -50,7 +51,10 @@ class Checkpoint:
     scores: Scores
 
 
-MAY_NAME_CODE = ("model", "method.name", "task")
+DEVICES = "devices of run "
+"""How ``Index.data`` begins in a run on devices; see ``flower/server.py``."""
+
+MAY_NAME_CODE = ("model", "method.name", "task", "data.name")
 
 
 class SavedRun:
@@ -78,11 +82,20 @@ class SavedRun:
         return SUMMARY in self.index.files
 
     @property
+    def is_on_devices(self) -> bool:
+        """Whether clients are devices, which keep their models themselves."""
+        return self.index.data.startswith(DEVICES)
+
+    @property
     def names_code(self) -> dict[str, str]:
         """The settings that name code outside of fedspu, and what they name."""
         flat = dict(flatten(self.index.settings))
         named = {name: str(flat.get(name)) for name in MAY_NAME_CODE}
-        return {name: place for name, place in named.items() if is_place(place)}
+        return {
+            name: place
+            for name, place in named.items()
+            if (names_code(place) if name == "data.name" else is_place(place))
+        }
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""
@@ -115,6 +128,11 @@ class SavedRun:
         if client not in self.memories:
             return Memory()
         t, mark = self.memories[client]
+        if mark is None:
+            raise StorageError(
+                f"{self.path}: the model of client {client} is on its own device; look "
+                "there"
+            )
         path = self._memory_path(client, t)
         return unpack_memory(_marked_state(path, mark))
 
@@ -155,8 +173,11 @@ class SavedRun:
         )
 
     @cached_property
-    def memories(self) -> dict[int, tuple[int, Mark]]:
-        """The last round of each client that took part, and the mark of its file."""
+    def memories(self) -> dict[int, tuple[int, Mark | None]]:
+        """The last round of each client that took part, and the mark of its file.
+
+        It is None if the file is on the client's own device.
+        """
         return {
             client: (line.round, mark)
             for line in self._journal
@@ -206,6 +227,8 @@ class SavedRun:
         except DamagedError:
             return found
         for client, (t, mark) in memories.items():
+            if mark is None:
+                continue
             try:
                 check_marked(self._memory_path(client, t), mark)
             except StorageError as problem:

@@ -1,0 +1,189 @@
+"""Our packets as the content of Flower's messages, and back.
+
+A packet's header and positions go into a config record, its values into arrays, so that
+Flower can cut large ones. Besides these there are only the seat of a client, which says
+who it is in this run, and the seconds that its work took.
+"""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated, Any, TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedspu.errors import ModelError
+from fedspu.federation.messages import Packet
+
+PACKET, ARRAYS = "fedspu", "values"
+"""The names of our records in a message."""
+
+BYTES = "fedspu.bytes"
+"""The kind of our arrays: plain bytes."""
+
+Capacity = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Shape = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=8)]
+Word = Annotated[str, Field(max_length=200)]
+
+T = TypeVar("T")
+
+
+class Strict(BaseModel):
+    """Something that the other side sent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Seat(Strict):
+    """What a device must know of a run besides its settings.
+
+    ``run`` tells runs apart, ``client`` is the device's number in it, ``table`` is the
+    digest of the server's table of neurons.
+    """
+
+    run: Key
+    client: Annotated[int, Field(ge=0)]
+    num_clients: Annotated[int, Field(ge=1)]
+    capacity: Capacity
+    capacities: tuple[Capacity, ...]  # of all clients, each once
+    num_outputs: Annotated[int, Field(ge=0)]
+    table: Key
+
+
+class Hello(Strict):
+    """What a device says of itself before it takes part."""
+
+    name: Name
+    capacity: Capacity
+    version: Word  # of fedspu
+    protocol: int
+    task: Word
+    x_shape: Shape  # of one example
+    x_dtype: Word
+    y_shape: Shape
+    y_dtype: Word
+    num_outputs: Annotated[int, Field(ge=0, le=10_000_000)]
+    num_examples: Annotated[int, Field(ge=1)]
+    problem: Word = ""  # why it cannot take part
+
+
+class Refusal(Strict):
+    """Why a device did not do what it was asked.
+
+    ``has_failed``: its turn went wrong; else it cannot take part at all. ``is_fatal``:
+    nobody can; only a simulation may say so.
+    """
+
+    reason: Annotated[str, Field(max_length=1000)]
+    has_failed: bool = False
+    is_fatal: bool = False
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a message holds, read but not yet trusted."""
+
+    packet: Packet
+    seat: Seat | None = None
+    state: bytes | None = None  # the server's model, to be judged
+
+
+def pack(
+    packet: Packet, seat: Seat | None = None, state: Array | None = None
+) -> RecordDict:
+    """A packet as a message's content; ``state`` is the server's model, as bytes."""
+    about: dict[str, Any] = {
+        "header": packet.header,
+        "positions": packet.positions,
+        "seconds": packet.seconds,
+    }
+    if seat is not None:
+        about["seat"] = seat.model_dump_json()
+    arrays = {}
+    if packet.values:
+        arrays["values"] = as_array(packet.values)
+    if packet.initial:
+        arrays["initial"] = as_array(packet.initial)
+    if state is not None:
+        arrays["state"] = state
+    return RecordDict({PACKET: ConfigRecord(about), ARRAYS: ArrayRecord(arrays)})
+
+
+def unpack(content: RecordDict) -> Content | Refusal:
+    """What a message holds; raises ModelError if it is none of ours."""
+    try:
+        about = dict(content.config_records[PACKET])
+        if "refusal" in about:
+            return Refusal.model_validate_json(_of(about["refusal"], str))
+        arrays = content.array_records[ARRAYS]
+        if not arrays.keys() <= {"values", "initial", "state"}:
+            raise ModelError(f"a message with arrays {', '.join(sorted(arrays))}")
+        seat = None
+        if "seat" in about:
+            seat = Seat.model_validate_json(_of(about["seat"], str))
+        packet = Packet(
+            header=_of(about["header"], bytes),
+            positions=_of(about["positions"], bytes),
+            values=_bytes(arrays, "values") or b"",
+            initial=_bytes(arrays, "initial") or b"",
+            seconds=_of(about["seconds"], float),
+        )
+        return Content(packet, seat, _bytes(arrays, "state"))
+    except (KeyError, TypeError, ValidationError) as error:
+        raise ModelError(f"a message that is not fedspu's ({_short(error)})") from None
+
+
+def refuse(
+    reason: str, *, has_failed: bool = False, is_fatal: bool = False
+) -> RecordDict:
+    """The content of a message that says why there is no answer."""
+    refusal = Refusal(reason=reason[:1000], has_failed=has_failed, is_fatal=is_fatal)
+    about = ConfigRecord({"refusal": refusal.model_dump_json()})
+    return RecordDict({PACKET: about})
+
+
+def pack_hello(hello: Hello) -> RecordDict:
+    """A device's words about itself."""
+    return RecordDict({PACKET: ConfigRecord({"hello": hello.model_dump_json()})})
+
+
+def unpack_hello(content: RecordDict) -> Hello | Refusal:
+    """What a device says of itself; raises ModelError if it is not in our form."""
+    try:
+        about = content.config_records[PACKET]
+        if "refusal" in about:
+            return Refusal.model_validate_json(_of(about["refusal"], str))
+        return Hello.model_validate_json(_of(about["hello"], str))
+    except (KeyError, TypeError, ValidationError) as error:
+        raise ModelError(f"a message that is not fedspu's ({_short(error)})") from None
+
+
+def as_array(content: bytes) -> Array:
+    """Bytes as one of Flower's arrays."""
+    return Array("uint8", (len(content),), BYTES, content)
+
+
+def _bytes(arrays: ArrayRecord, name: str) -> bytes | None:
+    if name not in arrays:
+        return None
+    return _of(arrays[name].data, bytes)
+
+
+def _of(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")
+    return value
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"[:200]
+    return str(error)[:200]
+
+
+def fedspu_version() -> str:
+    """The version of fedspu that is installed."""
+    return version("fedspu")

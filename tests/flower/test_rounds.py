@@ -1,0 +1,354 @@
+"""A run on devices, through real Flower messages and apps, without a network."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message
+
+from fedspu.errors import FedSPUError, StorageError
+from fedspu.federation.plan import Plan
+from fedspu.federation.rounds import Round
+from fedspu.federation.storage.run_folder import RunFolder
+from fedspu.federation.storage.saved_run import SavedRun
+from fedspu.flower.client_app import app
+from fedspu.flower.config import split
+from fedspu.flower.server import Server
+from fedspu.runs import simulate
+from tests.flower.fleet import NAMES, SETTINGS, House
+from tests.flower.grid import Nodes
+from tests.oracles.federation import same_bits
+
+METHODS = ("fedspu", "feddrop", "ditto")
+"""Random neurons, slim models, memory besides."""
+
+
+def records(path: Path) -> list[Any]:
+    names = ("rounds.jsonl", "clients.jsonl")
+    return [json.loads(x) for n in names for x in (path / n).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_devices_reach_the_same_bits_as_one_process(
+    method: str, tmp_path: Path
+) -> None:
+    house = House(tmp_path, {"method.name": method})
+    house.start(0, 1, 2)
+    last = house.serve().last.federation
+    alone = simulate({**SETTINGS, "method.name": method, "out": tmp_path / "alone"})
+    assert same_bits(last.global_state, alone.last.federation.global_state)
+    assert last.last == alone.last.federation.last
+    assert last.stopped == alone.last.federation.stopped
+    for client, t in last.last.items():
+        own = tmp_path / f"alone/personal/client-{client}-round-{t}.safetensors"
+        assert house.memory(client, t) == own.read_bytes()
+    assert records(tmp_path / "run") == records(tmp_path / "alone")
+
+
+def test_nodes_of_a_flower_simulation_reach_the_same_bits(tmp_path: Path) -> None:
+    """Without devices: data and capacity by number, memories in Flower's state."""
+    alone = simulate(SETTINGS)
+    house = House(tmp_path)
+    config = {
+        **house.config,
+        "clients.number": 3,
+        "clients.capacities": "0.2, 0.6, 1.0",
+    }
+    grid = Nodes(config)
+    for number in (2, 0, 1):
+        grid.add({"partition-id": number, "num-partitions": 3}, app)
+    server = Server(grid, *split(config), poll=0.001)
+    server.run()
+    last = server.last.federation
+    assert same_bits(last.global_state, alone.last.federation.global_state)
+
+
+def test_a_run_ends_once_every_device_has_stopped(tmp_path: Path) -> None:
+    house = House(tmp_path, {"rounds": 50, "train.lr": 0.5})
+    house.start(0, 1, 2)
+    last = house.serve().last.federation
+    assert last.stopped == {0, 1, 2}
+    assert last.round < 50
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["stopped_clients"] == 3
+
+
+# Interrupted runs ---------------------------------------------------------------------
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def cut_after(t: int) -> Any:
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == t:
+            raise PowerCutError
+
+    return watch
+
+
+def wanted(folder: Path) -> tuple[Any, list[Any]]:
+    house = House(folder)
+    house.start(0, 1, 2)
+    return house.serve().last.federation, records(folder / "run")
+
+
+def test_a_server_that_died_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    whole, lines = wanted(tmp_path / "a")
+    house = House(tmp_path / "b")
+    house.start(0, 1, 2)
+    with pytest.raises(PowerCutError):
+        house.serve(cut_after(1))
+    for client in range(3):  # devices start anew as well: other node ids
+        house.stop(client)
+        house.start(client)
+    last = house.serve().last.federation
+    assert same_bits(last.global_state, whole.global_state)
+    assert records(tmp_path / "b/run") == lines
+
+
+def test_a_round_that_only_devices_remember_is_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, lines = wanted(tmp_path / "a")
+    house = House(tmp_path / "b")
+    house.start(0, 1, 2)
+    save = RunFolder.save
+
+    def fail(self: RunFolder, played: Round, lines: Any) -> None:
+        if played.federation.round == 2:
+            raise PowerCutError
+        save(self, played, lines)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", fail)
+        with pytest.raises(PowerCutError):
+            house.serve()
+    assert SavedRun(tmp_path / "b/run").round == 1
+    last = house.serve().last.federation
+    assert same_bits(last.global_state, whole.global_state)
+    assert records(tmp_path / "b/run") == lines
+
+
+def test_other_settings_are_not_resumed(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.start(0, 1, 2)
+    with pytest.raises(PowerCutError):
+        house.serve(cut_after(1))
+    with pytest.raises(StorageError, match=r"train.lr = 9.*began with"):
+        house.serve(changes={"train.lr": 9.0})
+    with pytest.raises(StorageError, match="is in use already; choose another"):
+        house.serve(changes={"deploy.resume": False})
+
+
+def test_a_run_of_one_machine_is_not_resumed_on_devices(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    simulate({**SETTINGS, "rounds": 1, "out": tmp_path / "run"})
+    with pytest.raises(StorageError, match="is a run on one machine"):
+        house.serve()
+
+
+# Who is there -------------------------------------------------------------------------
+
+
+def test_a_device_that_is_cut_off_is_not_chosen_and_comes_back(tmp_path: Path) -> None:
+    given = {"rounds": 4, "clients.per_round": 3, "early_stopping.on": False}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            house.stop(1)
+        if played.federation.round == 3:
+            house.start(1)
+
+    server = house.serve(watch)
+    cohorts = [sorted(played.answers) for played in house.seen]
+    assert cohorts == [[0, 1, 2], [0, 2], [0, 2], [0, 1, 2]]
+    assert not server.last.federation.stopped
+    lines = records(tmp_path / "run")[:4]
+    assert [line["stopped_clients"] for line in lines] == [0] * 4
+
+
+def test_a_device_that_joins_later_takes_part_from_then_on(tmp_path: Path) -> None:
+    given = {"rounds": 3, "clients.per_round": 3, "early_stopping.on": False}
+    house = House(tmp_path, given)
+    house.start(0, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            house.start(1)
+
+    server = house.serve(watch, {"deploy.devices": 2})
+    cohorts = [sorted(played.answers) for played in house.seen]
+    assert cohorts == [[0, 1], [0, 1, 2], [0, 1, 2]]
+    assert server.names == ["attic", "kitchen", "hall"]
+    found = json.loads((tmp_path / "run/devices.json").read_text())
+    assert found == {"0": "attic", "1": "kitchen", "2": "hall"}
+    # and it is still there when the run goes on
+    again = house.serve(changes={"rounds": 4})
+    assert again.names == server.names
+    assert again.last.federation.round == 4
+
+
+def test_too_few_devices_are_waited_for_and_then_named(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.start(0)
+    with pytest.raises(FedSPUError, match=r"1 of 3 devices are connected .* \(attic\)"):
+        house.serve(changes={"deploy.wait": 0.05})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_any_device_left_says_what_is_saved(tmp_path: Path) -> None:
+    house = House(tmp_path, {"early_stopping.on": False})
+    house.start(0, 1, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        for client in range(3):
+            if NAMES[client] in house.nodes:
+                house.stop(client)
+
+    with pytest.raises(FedSPUError, match=r"rounds up to 1 are saved"):
+        house.serve(watch, {"deploy.wait": 0.05})
+    house.start(0, 1, 2)
+    assert house.serve().last.federation.round == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"name": "attic"}, "another device with this name is connected"),
+        ({"capacity": 7}, "capacity = 7"),
+        ({"data": "arrays:nowhere.npz"}, "DataError"),
+    ],
+)
+def test_a_device_that_cannot_take_part_is_named_and_told_why(
+    change: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    house = House(tmp_path)
+    house.start(0, 1)
+    house.start(2, **change)
+    caplog.set_level("INFO", "flwr")
+    server = house.serve(changes={"deploy.devices": 2})
+    assert server.names == ["attic", "hall"]
+    assert reason in caplog.text
+
+
+def test_a_device_with_another_model_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path)
+    house.start(0, 1)
+    node = house.grid.add(house.node_config(2), app)
+    answer = house.grid.answers[node]
+    other = Nodes({**house.config, "model": "mlp"})
+    house.grid.answers[node] = other.answers[other.add(house.node_config(2), app)]
+    assert answer is not house.grid.answers[node]
+    caplog.set_level("INFO", "flwr")
+    house.serve()
+    assert "kitchen cannot take part: its model is not the server's" in caplog.text
+    assert all(2 not in played.answers for played in house.seen)
+
+
+# Lost messages ------------------------------------------------------------------------
+
+
+def test_a_slow_device_is_missing_and_the_round_goes_on(tmp_path: Path) -> None:
+    given = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 2}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+    node = house.nodes["hall"]
+    answer = house.grid.answers[node]
+
+    def slow(message: Message) -> Message | None:
+        reply = answer(message)
+        if reply is not None and message.metadata.message_type == "train":
+            reply.__dict__["seconds"] = 60.0
+        return reply
+
+    house.grid.answers[node] = slow
+    house.serve(changes={"clients.deadline": 1.5})
+    assert [played.missing for played in house.seen] == [
+        {1: "no answer within 1.5 s"}
+    ] * 2
+    assert sorted(house.seen[-1].federation.last) == [0, 2]
+
+
+def test_error_replies_are_missing_clients(tmp_path: Path) -> None:
+    given = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 2}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+    node = house.nodes["hall"]
+    answer = house.grid.answers[node]
+
+    def broken(message: Message) -> Message | None:
+        if message.metadata.message_type != "train":
+            return answer(message)
+        error = Message(Error(code=5, reason="secret"), reply_to=message)
+        # In the name of a lost node the SuperLink answers, whose id is 1.
+        error.metadata.__dict__["_src_node_id"] = 1
+        return error
+
+    house.grid.answers[node] = broken
+    house.serve()
+    assert house.seen[0].missing == {1: "its connection was lost"}
+    assert "secret" not in json.dumps(records(tmp_path / "run"))
+
+
+def test_a_failed_turn_says_nothing_of_the_examples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedspu.federation.client import Client
+
+    take_turn = Client.take_turn
+
+    def fail(self: Client, request: Any, memory: Any) -> Any:
+        if request.client == 1:
+            raise ValueError("the letter says: dear Anna")
+        return take_turn(self, request, memory)
+
+    monkeypatch.setattr(Client, "take_turn", fail)
+    given = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 1}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+    house.serve()
+    assert house.seen[0].missing == {1: "its turn failed; its own log says more"}
+    assert "dear Anna" not in json.dumps(records(tmp_path / "run"))
+    assert "dear Anna" in caplog.text  # in this process, the device's own log
+
+
+def test_what_is_counted_is_what_is_sent_but_for_a_stated_rest(tmp_path: Path) -> None:
+    """Flower adds names, ids and types: at most 1,500 bytes to a message."""
+    house = House(tmp_path, {"early_stopping.on": False})
+    house.start(0, 1, 2)
+    house.serve()
+    lines = [line for line in records(tmp_path / "run") if "missing_clients" in line]
+    down = sum(line["bytes_initial"] + line["bytes_down"] for line in lines)
+    up = sum(line["bytes_up"] for line in lines)
+    index = sum(line["index_bytes"] for line in lines)
+    trained = [m for m in house.grid.sent if m.metadata.message_type == "train"]
+    judged = [m for m in house.grid.sent if "state" in _arrays(m)]
+    states = sum(len(_arrays(m)["state"].data) for m in judged)
+    messages = len(house.grid.sent)
+    assert trained
+    assert 0 <= house.grid.bytes_down - down - states <= 1500 * messages + index
+    assert 0 <= house.grid.bytes_up - up <= 1500 * messages + index
+
+
+def _arrays(message: Message) -> Any:
+    return message.content.array_records.get("values", {})
+
+
+def test_plans_of_servers_and_devices_agree(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.start(0, 1, 2)
+    server = house.serve()
+    own = house.ready.plan
+    assert replace(server.plan, build=own.build).neurons == own.neurons
+    assert server.plan.capacities == own.capacities

@@ -146,7 +146,7 @@ def test_a_key_that_others_can_read(device: Device) -> None:
         ("digitz", "expected one of"),
         ("no_such_module:load", "no module named no_such_module"),
         ("loading:fails", "it raised ValueError: no disk"),
-        ("loading:one", "it returned a int; expected arrays x and y"),
+        ("loading:one", "it returned a int; expected a tuple (x, y)"),
         ("cifar10", "cifar10"),
     ],
 )
@@ -171,6 +171,14 @@ def test_data_of_the_device_s_own(device: Device) -> None:
     assert found["data"].text == "arrays:mine.npz: 7 examples"
     found = by_name(check_device(replace(device, data="own_loader:load")))
     assert found["data"].text == "own_loader:load: 5 examples"
+
+
+def test_too_few_examples(device: Device) -> None:
+    x, y = np.zeros((2, 1, 8, 8), np.float32), np.arange(2)
+    np.savez(device.root / "few.npz", x=x, y=y)
+    found = by_name(check_device(replace(device, data="arrays:few.npz")))
+    assert found["data"].is_wrong
+    assert "2 examples; expected at least 3" in found["data"].text
 
 
 def test_a_disk_that_is_nearly_full(

@@ -73,32 +73,19 @@ def init(
     hosts = [check_host(name) for name in host or []]
     check_port(port)
     _check_days(days)
-    data = given.get("data.name")
-    if data is not None and _is_code(str(data)):
-        given["data.name"] = "arrays"  # only devices need it, and only they run it
     settings, left_out = _settings_for(given, len(names))
 
     from fedspu.deploy.making import make
     from fedspu.federation.plan import capacities_of
 
     capacities = dict(zip(names, map(float, capacities_of(settings)), strict=True))
-    server = make(
-        folder, settings, capacities, hosts=hosts, port=port, days=days, data=data
-    )
+    server = make(folder, settings, capacities, hosts=hosts, port=port, days=days)
     if left_out:
         _say(f"Left out, as a deployment has no use for them: {', '.join(left_out)}")
     if not hosts:
         _say("Only this machine can reach the server; for others, give --host")
     _say(f"Made {server.root}: see its README.md")
     _say(f"Next: `fedspu deploy server {folder}`")
-
-
-def _is_code(data: str) -> bool:
-    """Whether data is a function of the user's own, package.module:load."""
-    from fedspu.data import DATASETS
-    from fedspu.imports import is_place
-
-    return is_place(data) and data.partition(":")[0] not in DATASETS
 
 
 def _settings_for(given: dict[str, Any], number: int) -> tuple[Any, list[str]]:
@@ -150,7 +137,7 @@ def add(
     check_name(name, "NAME")
     if not 0 < capacity <= 1:
         raise SettingsError(f"--capacity {capacity}: expected a number in (0, 1]")
-    if data is not None and not _is_code(data):
+    if data is not None:
         find_source(data)
 
     from fedspu.deploy import making

@@ -19,16 +19,12 @@ NO_EFFECT = ("out", "engine", "ray_address", "workers")
 WAIT = 600
 """Seconds to wait for devices before round 1."""
 
-DEADLINE = 3600.0
-"""Seconds that a device may take for one message, if clients.deadline is not set."""
-
 
 def app_config(settings: Settings, run: Path, num_devices: int) -> dict[str, Any]:
     """The run's configuration: every setting, and the entries of the table deploy."""
     values = settings.model_dump(mode="json", exclude_none=True)
     for name in NO_EFFECT:
         values.pop(name, None)
-    values["clients"].setdefault("deadline", DEADLINE)
     values["deploy"] = {
         "out": str(run),
         "devices": num_devices,

@@ -150,16 +150,20 @@ def check_device(device: Device) -> Iterator[Finding]:
 
 
 def _data(device: Device) -> Finding:
-    from fedspu.deploy.examples import load_examples
+    from fedspu.data import load
+    from fedspu.data.splits import MIN_EXAMPLES
+    from fedspu.tasks import find_task
 
     try:
         with chdir(device.root):  # as the app; own modules are looked up there
-            found = load_examples(device.absolute_data, device.task)
+            found = load(device.absolute_data, None, find_task(device.task))
     except FedSPUError as error:
         return wrong("data", f"{error}; change data in {device.root / 'device.toml'}")
-    if not len(found.x):
-        return wrong("data", f"{device.data}: no examples; this device cannot train")
-    return ok("data", f"{device.data}: {len(found.x):,} examples")
+    text = f"{device.data}: {len(found.x):,} examples"
+    if len(found.x) < MIN_EXAMPLES:
+        how = f"expected at least {MIN_EXAMPLES}, to train, validate and test"
+        return wrong("data", f"{text}; {how}")
+    return ok("data", text)
 
 
 def _clock(answer: Answer) -> Finding:

@@ -32,18 +32,14 @@ def make(
     hosts: Sequence[str] = (),
     port: int = 8000,
     days: int = 365,
-    data: str | None = None,
 ) -> Server:
-    """Make a whole deployment in a new folder, or nothing at all.
-
-    ``data`` is where devices find their examples; data.name of the settings if None.
-    """
+    """Make a whole deployment in a new folder, or nothing at all."""
     root = root.expanduser().absolute()
     hosts = tuple(dict.fromkeys(hosts)) or ("localhost",)
     is_local = all(host in keys.ALWAYS for host in hosts)
     bind = "127.0.0.1" if is_local else "0.0.0.0"
-    data = data or settings.data.name
-    server = Server(root, port, bind, hosts, data, settings.task, capacities)
+    data, task = settings.data.name, settings.task
+    server = Server(root, port, bind, hosts, data, task, capacities)
     with _new_folder(root) as made:
         authority = keys.make_authority(keys.Period.of_days(AUTHORITY_DAYS))
         _folder(made / "ca")

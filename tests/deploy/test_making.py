@@ -86,6 +86,7 @@ def test_no_private_key_is_in_two_places(tmp_path: Path) -> None:
 def test_the_app_is_told_every_setting_as_plain_values(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "train.augment": ["flip", "crop"],
+        "clients.deadline": 30,
     }
     server = made(tmp_path / "lab", "a", "b", **settings)
     found = config(server)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedspu.data.examples import DividedData
+from fedspu.engines.crew import window
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.machine import (
     find_device,
@@ -12,7 +13,7 @@ from fedspu.engines.machine import (
     memory_needed,
     num_cores,
 )
-from fedspu.engines.workers import WorkersEngine, can_fork, window
+from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Engine
 from fedspu.federation.plan import Plan

@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
@@ -72,6 +73,7 @@ from fedspu.federation.plan import Plan, first_line
 from fedspu.neurons.table import State
 from fedspu.partial.chain.native.models import why_not
 from fedspu.settings import Settings
+from fedspu.training.epochs import make_optimizer
 
 REACH = 5.0
 """Seconds in which something must answer at the cluster's address."""
@@ -327,7 +329,19 @@ def connect(settings: Settings) -> bool:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **given)
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise FedSPUError(_why_not_connected(address, first_line(error))) from error
+    _hush()
     return True
+
+
+def _hush() -> None:
+    """Leave what Ray says about its nodes to its logs: it would print into ours.
+
+    ``log_to_driver=False`` is not enough for messages about lost nodes, and there is no
+    public switch for these.
+    """
+    printing: Any = import_module("ray._private.worker")
+    if hasattr(printing, "_worker_logs_enabled"):
+        printing._worker_logs_enabled = False
 
 
 def _why_not_connected(address: str | None, why: str) -> str:
@@ -470,6 +484,8 @@ class Player:
             self.num_shown = 0
             self.broadcast: State = {}
             warm_up(plan)
+            # The first optimizer loads seconds' worth of modules, in any method.
+            make_optimizer([torch.zeros(1, requires_grad=True)], plan.settings.train)
         except Exception as error:  # whatever it is, the main process raises it
             return Begun(error=_portable(error))
         return Begun(answer)

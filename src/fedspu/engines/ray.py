@@ -364,7 +364,10 @@ def _refuse_another(address: str | None) -> None:
 
 def check_reachable(address: str) -> None:
     """Refuse an address at which no Ray cluster answers; Ray would wait for minutes."""
-    start = "start one with `ray start --head`, or leave it out for one of its own"
+    start = (
+        "start a cluster with `ray start --head`, or leave the address out, and fedspu "
+        "starts one for this run"
+    )
     if address != "auto":
         host, _, port = address.rpartition(":")
         try:
@@ -390,9 +393,10 @@ def check_reachable(address: str) -> None:
         ) from None
     if asked.returncode != 0:
         said = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if "Could not find any running Ray instance" in said:
+            said = "none runs on this machine"
         raise FedSPUError(
-            f"ray_address = {address!r}: no Ray cluster that can be used ({said}); "
-            f"{start}"
+            f"ray_address = {address!r}: no Ray cluster can be used ({said}); {start}"
         )
 
 

@@ -57,7 +57,9 @@ def main() -> None:
         words = ["--rounds", str(given.rounds), "--cell", engine, size]
         command = [sys.executable, __file__, *words]
         said = subprocess.run(command, capture_output=True, text=True, check=True)
-        found.setdefault((size, engine), []).append(json.loads(said.stdout))
+        cell = json.loads(said.stdout)
+        print(size, engine, cell, file=sys.stderr)
+        found.setdefault((size, engine), []).append(cell)
     print("| parameters | engine | round, s | training, s | overhead, s | start, s |")
     print("|---|---|---|---|---|---|")
     for (size, engine), cells in found.items():

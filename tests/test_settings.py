@@ -85,6 +85,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
 
 NEEDS: dict[str, dict[str, Any]] = {
     # name: what else must be given for it to have a meaning
+    "ray_address": {"engine": "ray"},
     "method.reading": {"method.name": "fjord"},
     "method.finetune": {"method.name": "fedavg"},
     "method.distillation": {"method.name": "fjord", "method.reading": "original"},

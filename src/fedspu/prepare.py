@@ -13,6 +13,7 @@ from fedspu.data import FROM_MEMORY, load
 from fedspu.data.dataset import Dataset, with_targets
 from fedspu.data.examples import DividedData, divide
 from fedspu.data.own.arrays import from_arrays
+from fedspu.engines.choose import check_engine
 from fedspu.engines.machine import find_device
 from fedspu.errors import DataError, SettingsError
 from fedspu.federation.plan import Build, Plan, Sample, check_choices, make_plan
@@ -51,6 +52,7 @@ def prepare(
     given = settings if isinstance(settings, Mapping) else settings.model_dump()
     chosen, method, task = choose(given, model, data, method, task)
     find_device(chosen.device)
+    check_engine(chosen)
     dataset = dataset_for(chosen, data, task)
     examples = divide(chosen, dataset, task)
     sample = Sample(dataset.name, *dataset.take(slice(2)), dataset.num_outputs)

@@ -178,6 +178,8 @@ def resume(
         settings["out"] = str(path)
         elsewhere = {"workers": workers, "engine": engine, "ray_address": ray_address}
         settings |= {name: v for name, v in elsewhere.items() if v is not None}
+        if settings.get("engine") != "ray" and ray_address is None:
+            settings.pop("ray_address", None)  # of the cluster it was begun on
         if rounds is not None:
             settings["rounds"] = _more(rounds, saved.index.settings)
         prepared = prepare(settings, model=model, data=data, method=method, task=task)

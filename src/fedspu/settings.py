@@ -39,7 +39,8 @@ def _refuse_changed(
     for name in names:
         value = getattr(table, name)
         if value != type(table).model_fields[name].default:
-            raise ValueError(f"{prefix}.{name} = {value}: has no effect with {needs}")
+            full = f"{prefix}.{name}".removeprefix(".")
+            raise ValueError(f"{full} = {value}: has no effect with {needs}")
 
 
 class MethodSettings(Table):
@@ -411,6 +412,28 @@ class Settings(Table):
         if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", value):
             raise ValueError(f"device = {value!r}: expected auto, cpu, cuda or mps")
         return value
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        found = re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", value or "")
+        is_port = found is not None and 0 < int(found[2]) < 2**16
+        if value in (None, "auto") or is_port:
+            return value
+        here = ""
+        if value.startswith("ray://"):
+            here = "; run fedspu on a node of the cluster"
+        raise ValueError(
+            f"ray_address = {value!r}: expected auto or host:port, like "
+            f"10.0.0.1:6379{here}"
+        )
+
+    @model_validator(mode="after")
+    def _address_has_an_effect(self) -> "Settings":
+        if self.engine != "ray":
+            needs = f"engine = {self.engine!r}; set it to ray (--engine ray)"
+            _refuse_changed(self, "", ("ray_address",), needs)
+        return self
 
     def to_toml(self) -> str:
         """All settings, as a file that `fedspu run` takes."""

@@ -145,8 +145,14 @@ def _play(
         return summary
     if is_free(path):
         return simulate(settings, watch=watch).summary
-    own = {settings.model, settings.method.name, settings.task}
-    return resume(path, watch=watch, trust=own).summary
+    return resume(
+        path,
+        watch=watch,
+        trust={settings.model, settings.method.name, settings.task},
+        workers=settings.workers,
+        engine=settings.engine,
+        ray_address=settings.ray_address,
+    ).summary
 
 
 def _summary(saved: SavedRun) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedspu.cli.flags import FLAGS
+from fedspu.engines.local import LocalEngine
 from fedspu.settings_text import read_toml
 from tests.cli.commands import Command
 
@@ -32,7 +33,10 @@ def test_short_forms_can_be_set(command: Command) -> None:
     assert used["early_stopping"]["on"] is True
 
 
-def test_every_flag_stands_for_its_setting(command: Command, nets: str) -> None:
+def test_every_flag_stands_for_its_setting(
+    command: Command, nets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedspu.engines.choose._ray_engine", LocalEngine)
     flags: dict[str, tuple[str, Any]] = {
         "--task": ("task", "classification"),
         "--model": ("model", f"{nets}:narrower"),

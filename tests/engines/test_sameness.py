@@ -21,6 +21,7 @@ from fedspu.methods import CATALOGUE, Entry
 from fedspu.prepare import Prepared
 from fedspu.runs import ready_model
 from tests.engines.fresh import FreshEngine
+from tests.engines.ray_cluster import hide_folder
 from tests.oracles.federation import bits, mlp, play_all, prepared_for, same_bits
 
 METHODS = ("fedspu", "hermes", "feddrop", "ditto", "apfl")
@@ -61,6 +62,20 @@ def four_workers(ready: Prepared, folder: Path) -> tuple[Engine, ShelfOf]:
 def fresh_processes(ready: Prepared, folder: Path) -> tuple[Engine, ShelfOf]:
     engine = FreshEngine(ready.plan, ready.examples, folder)
     return engine, lambda client: Shelf(folder / f"{client}/shelf")
+
+
+def ray_actors(ready: Prepared, folder: Path) -> tuple[Engine, ShelfOf]:
+    from fedspu.engines.ray import RayEngine
+
+    shelf = Shelf(folder)
+    return RayEngine(ready.plan, ready.examples, shelf), lambda client: shelf
+
+
+def ray_actors_elsewhere(ready: Prepared, folder: Path) -> tuple[Engine, ShelfOf]:
+    """As if they were on other machines: they do not see the folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        hide_folder(patch)
+        return ray_actors(ready, folder)
 
 
 @cache
@@ -124,6 +139,24 @@ ENGINES = [
     *(pytest.param(m, four_workers, marks=needs_fork) for m in METHODS),
     pytest.param("fedspu", fresh_processes, marks=pytest.mark.slow),
 ]
+
+
+ON_RAY = [
+    ("fedspu", ray_actors),
+    ("apfl", ray_actors),
+    ("fedspu", ray_actors_elsewhere),
+    ("feddrop", ray_actors_elsewhere),
+    ("ditto", ray_actors_elsewhere),
+]
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("method", "begin"), ON_RAY)
+def test_ray_gives_the_same_models_and_records(
+    method: str, begin: Begin, tmp_path: Path
+) -> None:
+    found = reached(method, begin, tmp_path)
+    assert found == expected(method)
 
 
 @pytest.mark.parametrize(("method", "begin"), ENGINES)

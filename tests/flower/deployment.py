@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedspu.deploy import control, making
-from fedspu.deploy.layout import Device, Server
+from fedspu.deploy.layout import Device
 from fedspu.deploy.processes import free_port
 from fedspu.prepare import Prepared
 from tests.engines.fresh import environment
@@ -30,9 +30,7 @@ class Deployment:
     look for the server, if it is not the server's own.
     """
 
-    def __init__(
-        self, root: Path, ready: Prepared, port: int | None = None, **deploy: Any
-    ) -> None:
+    def __init__(self, root: Path, ready: Prepared, port: int | None = None) -> None:
         settings = ready.plan.settings
         self.names = [f"device-{k:04}" for k in range(ready.plan.num_clients)]
         capacities = dict(
@@ -48,8 +46,6 @@ class Deployment:
             if port is not None:
                 there = f":{port}"
                 _change(device.root / "device.toml", {f":{self.server.port}": there})
-        outputs = {f"{name} = 0": f"{name} = {v}" for name, v in deploy.items()}
-        _change(self.server.app / "pyproject.toml", outputs)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
@@ -119,10 +115,10 @@ class Deployment:
 
 @contextmanager
 def deployed(
-    root: Path, ready: Prepared, port: int | None = None, **deploy: Any
+    root: Path, ready: Prepared, port: int | None = None
 ) -> Iterator[Deployment]:
     """A deployment whose processes all run."""
-    found = Deployment(root, ready, port, **deploy)
+    found = Deployment(root, ready, port)
     before = dict(os.environ)
     os.environ.update(environment())  # `flwr run` imports the apps
     try:
@@ -136,10 +132,6 @@ def deployed(
             found.stop(name)
         os.environ.clear()
         os.environ.update(before)
-
-
-def server_of(found: Deployment) -> Server:
-    return found.server
 
 
 def _change(file: Path, changes: Mapping[str, str]) -> None:

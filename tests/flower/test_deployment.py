@@ -25,7 +25,7 @@ def test_real_devices_reach_the_same_bits_and_export_their_models(
 ) -> None:
     ready = complete(GIVEN)
     alone = simulate({**SETTINGS, **GIVEN, "out": tmp_path / "alone"})
-    with deployed(tmp_path / "lab", ready, outputs=10) as deployment:
+    with deployed(tmp_path / "lab", ready) as deployment:
         deployment.wait_online()
         ended = deployment.play()
         assert ended.status == "finished:completed", deployment.said("server")

@@ -1,1 +1,1 @@
-"""Ways to reach clients: in this process, or in other processes of this machine."""
+"""Ways to reach clients: in this process, in others of this machine, on a cluster."""

@@ -1,10 +1,13 @@
-"""Which engine plays a run on this machine, and whether RAM and disk suffice."""
+"""Which engine plays a run, and whether RAM and disk suffice."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from fedspu.data.examples import DividedData
+from fedspu.engines.crew import window
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.machine import (
     find_device,
@@ -12,7 +15,7 @@ from fedspu.engines.machine import (
     memory_needed,
     num_cores,
 )
-from fedspu.engines.workers import WorkersEngine, can_fork, window
+from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.errors import SettingsError, how_to_install
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Engine
@@ -24,38 +27,68 @@ from fedspu.units import size
 @contextmanager
 def engine_for(plan: Plan, examples: DividedData, shelf: Shelf) -> Iterator[Engine]:
     """The engine that the settings ask for."""
-    number = num_workers(plan.settings)
-    _remark_on_workers(plan.settings)
-    engine: Engine | None = None
-    if plan.settings.engine == "flower":
-        engine = _flower(plan, examples, shelf, number)
-    elif number > 1:
-        try:
-            engine = WorkersEngine(plan, examples, shelf, number)
-        except OSError as error:  # no memory to share, or no more processes
-            warnings.warn(
-                f"workers = {number}: falling back to one process, because no more "
-                f"can be started ({error})",
-                stacklevel=3,
-            )
-    if engine is None:
-        device = find_device(plan.settings.device)
-        engine = LocalEngine(plan, examples, shelf, device)
+    engine = _make_engine(plan, examples, shelf)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def _flower(plan: Plan, examples: DividedData, shelf: Shelf, number: int) -> Engine:
-    try:
+def _make_engine(plan: Plan, examples: DividedData, shelf: Shelf) -> Engine:
+    if plan.settings.engine == "ray":
+        return _ray_engine(plan, examples, shelf)
+    number = num_workers(plan.settings)
+    _remark_on_workers(plan.settings)
+    if plan.settings.engine == "flower":
         from fedspu.engines.flower.simulation import FlowerSimulation
-    except ModuleNotFoundError as error:
+
+        return FlowerSimulation(plan, examples, shelf, number)
+    if number > 1:
+        try:
+            return WorkersEngine(plan, examples, shelf, number)
+        except OSError as error:  # no memory to share, or no more processes
+            warnings.warn(
+                f"workers = {number}: falling back to one process, because no more "
+                f"can be started ({error})",
+                stacklevel=4,
+            )
+    device = find_device(plan.settings.device)
+    return LocalEngine(plan, examples, shelf, device)
+
+
+def _ray_engine(plan: Plan, examples: DividedData, shelf: Shelf) -> Engine:
+    # Ray reads these when it is imported: it reports nothing to its makers, and a
+    # cluster of our own can be reached from this machine alone.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if plan.settings.ray_address is None:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from fedspu.engines.ray import RayEngine
+
+    return RayEngine(plan, examples, shelf)
+
+
+def check_engine(settings: Settings) -> None:
+    """Refuse an engine that is not installed, or cannot use the device."""
+    engine, device = settings.engine, settings.device
+    for module, extra in NEEDED[engine].items():
+        if find_spec(module) is None:
+            raise SettingsError(
+                f"engine = {engine!r} needs {module}, which is not installed; install "
+                f"it with: {how_to_install(extra)}"
+            )
+    if engine != "here" and find_device(device).type != "cpu":
         raise SettingsError(
-            f"engine = 'flower' needs {error.name}, which is not installed; install it "
-            f"with: {how_to_install('flower,ray')}"
-        ) from None
-    return FlowerSimulation(plan, examples, shelf, number)
+            f"device = {device!r}: with engine = {engine!r} clients are on CPUs; leave "
+            "it out"
+        )
+
+
+NEEDED = {
+    "here": {},
+    "ray": {"ray": "ray"},
+    "flower": {"flwr": "flower", "ray": "ray"},  # Flower simulates on Ray
+}
+"""The modules that each engine needs, and the extras they come with."""
 
 
 def num_workers(settings: Settings) -> int:

@@ -12,13 +12,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-import traceback
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import islice
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from time import monotonic
@@ -26,6 +22,16 @@ from time import monotonic
 import torch
 
 from fedspu.data.examples import DividedData
+from fedspu.engines.crew import (
+    MAX_TRIES,
+    TICK,
+    Job,
+    Lost,
+    Turns,
+    portable,
+    window,
+    work,
+)
 from fedspu.engines.deadline import Deadline
 from fedspu.engines.machine import forget_peak, peak_rss_bytes, warm_up
 from fedspu.errors import FedSPUError
@@ -35,7 +41,6 @@ from fedspu.federation.engine import Answer, Cost, Facts, Missing
 from fedspu.federation.messages import (
     Packet,
     Request,
-    pack_request,
     pack_state,
     unpack_state,
 )
@@ -43,35 +48,9 @@ from fedspu.federation.plan import Plan
 from fedspu.neurons.table import State
 
 
-def window(num_workers: int) -> int:
-    """How many clients may be in play, counted from the first that has not ended.
-
-    Replies of the clients after it wait in RAM until they can be averaged.
-    """
-    return 16 + 4 * num_workers
-
-
-MAX_TRIES = 2
-
-TICK = 0.25
-"""Seconds between two looks at deadlines."""
-
-
 def can_fork() -> bool:
     """Whether this system can start workers."""
     return "fork" in multiprocessing.get_all_start_methods()
-
-
-@dataclass
-class Job:
-    """One client's request, for a worker."""
-
-    client: int
-    request: Request
-    packet: Packet
-    length: float  # about how long it takes, in no unit
-    tries: int = 0  # how often a worker was lost in it
-    waited: float = 0.0  # seconds since a worker was given it
 
 
 class Worker:
@@ -152,7 +131,8 @@ class WorkersEngine:
         if broadcast is not None:
             self._show(broadcast)
         turns = _Turns(self.plan, self.examples, requests, self.num_workers)
-        for job, up in self._work(turns.next):
+        jobs = work(self, lambda place: turns.next(), self._deadline, DIED)
+        for job, up in jobs:
             turns.end(job.client)
             if isinstance(up, Missing):
                 yield job.client, up
@@ -166,16 +146,6 @@ class WorkersEngine:
             worker.end()
         self._workers = []
 
-    def _replace(self, place: int) -> None:
-        self._workers[place].end()
-        try:
-            self._workers[place] = self._hire()
-        except OSError as error:  # no memory, or no more processes
-            raise FedSPUError(
-                f"no new worker can be started ({error.strerror or error}); lower "
-                "--workers, or resume later"
-            ) from error
-
     def _hire(self) -> Worker:
         return Worker(self.plan, self.examples, self.shelf, self._stage, self._room)
 
@@ -185,67 +155,37 @@ class WorkersEngine:
         self._stage[: len(values)] = values
         self._staged += 1
 
-    def _work(
-        self, next_job: Callable[[], Job | None]
-    ) -> Iterator[tuple[Job, Packet | Missing]]:
-        """Let workers do all jobs; yield each with its result, or why there is none."""
-        running: dict[int, Job] = {}  # by worker
+    # As a crew ------------------------------------------------------------------------
+
+    def ready(self) -> range:
+        """The places of all workers."""
+        return range(self.num_workers)
+
+    def give(self, place: int, job: Job) -> None:
+        """Let a worker do a job."""
+        with suppress(OSError):  # it is dead; noticed in ``receive``
+            self._workers[place].send(job, self._staged)
+
+    def receive(self, place: int) -> Packet | Missing:
+        """The result of a worker's job."""
         try:
-            yield from self._doing(next_job, running)
-        finally:
-            for place in running:  # after an error, their results are not used
-                with suppress(FedSPUError):  # the first error is the one to tell
-                    self._replace(place)
+            return self._workers[place].receive()
+        except (EOFError, OSError):
+            raise Lost from None
 
-    def _doing(
-        self, next_job: Callable[[], Job | None], running: dict[int, Job]
-    ) -> Iterator[tuple[Job, Packet | Missing]]:
-        again: list[Job] = []
-        done: list[tuple[Job, Packet | Missing]] = []
+    def replace(self, place: int) -> None:
+        """End a worker and put a new one in its place."""
+        self._workers[place].end()
+        try:
+            self._workers[place] = self._hire()
+        except OSError as error:  # no memory, or no more processes
+            raise FedSPUError(
+                f"no new worker can be started ({error.strerror or error}); lower "
+                "--workers, or resume later"
+            ) from error
 
-        def lose(place: int, reason: str) -> None:
-            job = running.pop(place)
-            self._replace(place)
-            job.tries, job.waited = job.tries + 1, 0.0
-            if job.tries < MAX_TRIES:
-                again.append(job)
-            else:
-                done.append((job, Missing(reason)))
-
-        while True:
-            for place in range(self.num_workers):
-                if place not in running:
-                    job = again.pop() if again else next_job()
-                    if job is None:
-                        break
-                    running[place] = job
-                    with suppress(OSError):  # the worker is dead; noticed below
-                        self._workers[place].send(job, self._staged)
-            if done:  # only now that workers are busy again
-                yield from done
-                done = []
-                continue
-            if not running:
-                return
-            for place in self._wait(running):
-                job = running[place]
-                try:
-                    found = self._workers[place].receive()
-                except (EOFError, OSError):
-                    lose(place, DIED)
-                    continue
-                except BaseException:
-                    running.pop(place)  # it has ended, and can be used again
-                    raise
-                done.append((running.pop(place), found))
-                self._deadline.note(job.request, job.length, job.waited)
-            for place, job in list(running.items()):
-                limit = self._deadline.seconds(job.request, job.length)
-                if job.waited > limit:
-                    lose(place, f"no answer within {limit:g} s, {MAX_TRIES} times")
-
-    def _wait(self, running: Mapping[int, Job]) -> list[int]:
-        """Wait for a moment; the workers that have ended their jobs, or are dead."""
+    def wait(self, running: Mapping[int, Job]) -> list[int]:
+        """Wait for a moment; the places of workers that have ended, or are dead."""
         pipes = {self._workers[place].pipe: place for place in running}
         began = monotonic()
         ready = wait(list(pipes), TICK)
@@ -260,8 +200,8 @@ class WorkersEngine:
 DIED = f"its worker died {MAX_TRIES} times; is there enough memory? Try --workers 1"
 
 
-class _Turns:
-    """The turns of a round, and which is to begin next."""
+class _Turns(Turns):
+    """The turns of a round, for so many workers."""
 
     def __init__(
         self,
@@ -270,36 +210,7 @@ class _Turns:
         requests: Mapping[int, Request],
         num_workers: int,
     ) -> None:
-        self.plan, self.examples, self.requests = plan, examples, requests
-        self.clients = deque(sorted(requests))
-        self.window = window(num_workers)
-        self._begun: set[int] = set()
-        self._ended: set[int] = set()
-
-    def next(self) -> Job | None:
-        """The longest turn that may begin now; None if there is none."""
-        near = islice(self.clients, self.window)
-        waiting = [client for client in near if client not in self._begun]
-        if not waiting:
-            return None
-        client = max(waiting, key=self._length)
-        self._begun.add(client)
-        request = self.requests[client]
-        packet = pack_request(self.plan, request)
-        return Job(client, request, packet, self._length(client))
-
-    def end(self, client: int) -> None:
-        """A client's turn has ended."""
-        self._ended.add(client)
-        while self.clients and self.clients[0] in self._ended:
-            first = self.clients.popleft()
-            self._ended.remove(first)
-            self._begun.remove(first)
-
-    def _length(self, client: int) -> float:
-        """About how long a client's turn takes."""
-        p = float(self.plan.capacity(client))
-        return self.examples.num_examples(client) * (1 + p)
+        super().__init__(plan, examples, requests, window(num_workers))
 
 
 # In the worker ------------------------------------------------------------------------
@@ -338,17 +249,7 @@ def _serve(
             seconds = found.up.seconds
             pipe.send((True, (_write(up, found.up), seconds, peak_rss_bytes())))
         except Exception as error:  # whatever it is, the main process raises it
-            pipe.send((False, _portable(error)))
-
-
-def _portable(error: Exception) -> bytes:
-    """An error that another process can raise."""
-    if isinstance(error, FedSPUError):
-        with suppress(Exception):
-            packed = pickle.dumps(error)
-            pickle.loads(packed)
-            return packed
-    return pickle.dumps(RuntimeError(f"in a worker:\n{traceback.format_exc()}"))
+            pipe.send((False, portable(error)))
 
 
 def _die_with_parent() -> None:

@@ -105,7 +105,9 @@ class Client:
         self, request: Request, broadcast: State | None = None
     ) -> tuple[Reply, float]:
         """The reply to a request, and the seconds it took to compute."""
-        memory = self._remember(request)
+        memory = Memory()
+        if needs_memory(self.plan, request):
+            memory = self._remember(request)
         began = perf_counter()
         if isinstance(request, JudgeRequest):
             found = self.judge(request, memory, broadcast)
@@ -304,6 +306,13 @@ def judged_model(
         active = answered(method, "offer", method.offer(now), Offer).active
         return ModelState(slim_state(global_state, plan.neurons, active), active)
     return ModelState(global_state)
+
+
+def needs_memory(plan: Plan, request: Request) -> bool:
+    """Whether a client needs what it keeps to reply; not for the server's model."""
+    if not isinstance(request, JudgeRequest):
+        return True
+    return request.which == "personal" and plan.method.judged_by == "own"
 
 
 def _full(plan: Plan, own: ModelState | None, initial: State | None) -> State:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -21,10 +20,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedspu.data.examples import DividedData
+from fedspu.engines.crew import window
 from fedspu.engines.flower.engine import FlowerEngine
 from fedspu.engines.flower.wire import Refusal, pack, refuse, unpack
 from fedspu.engines.machine import warm_up
-from fedspu.engines.workers import window
 from fedspu.errors import FedSPUError, MethodError, ModelError
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, ShelfError
@@ -46,8 +45,6 @@ class FlowerSimulation:
     def __init__(
         self, plan: Plan, examples: DividedData, shelf: Shelf, num_workers: int
     ) -> None:
-        if find_spec("ray") is None:
-            raise FedSPUError("engine = 'flower': Flower needs Ray to simulate clients")
         warm_up(plan)
         self.facts = Facts(num_workers)
         self._folder = Path(mkdtemp(prefix="fedspu-flower-"))

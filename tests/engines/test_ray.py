@@ -1,0 +1,275 @@
+"""Clients on a Ray cluster: lost actors and nodes, memories, errors, resuming."""
+
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+import fedspu
+from fedspu.engines import choose
+from fedspu.engines.local import LocalEngine
+from fedspu.engines.shared_folder import Probe
+from fedspu.errors import FedSPUError, MethodError, SettingsError
+from fedspu.federation.client_memory import Shelf
+from fedspu.federation.plan import Plan
+from fedspu.federation.rounds import Round
+from fedspu.federation.server import Federation, choose_clients
+from fedspu.methods.method import Method
+from tests.engines.ray_cluster import (
+    Fault,
+    HangsOnNode,
+    die,
+    hang,
+    hide_folder,
+    with_fault,
+    wrong_kind,
+)
+from tests.oracles.federation import (
+    examples,
+    folder_content,
+    mlp,
+    named,
+    plan_for,
+    same_bits,
+)
+
+SMALL: dict[str, Any] = {"rounds": 3, "train__epochs": 1, "judge__every": 3}
+
+
+def simulate(method: Method | str = "ditto", **given: Any) -> fedspu.Run:
+    settings = {"engine": "ray", "workers": None, **SMALL, **given}
+    if isinstance(method, str):
+        return fedspu.simulate(
+            named(method=method, **settings), model=mlp, data=examples()
+        )
+    return fedspu.simulate(named(**settings), model=mlp, data=examples(), method=method)
+
+
+def here(method: str = "ditto", **given: Any) -> fedspu.Run:
+    return simulate(method, engine="here", workers=1, **given)
+
+
+def same_run(found: fedspu.Run, wanted: fedspu.Run) -> bool:
+    states = found.last.federation.global_state, wanted.last.federation.global_state
+    models = [
+        same_bits(
+            found.personal_model(k).state_dict(), wanted.personal_model(k).state_dict()
+        )
+        for k in range(6)
+    ]
+    return found.rounds == wanted.rounds and same_bits(*states) and all(models)
+
+
+def chosen(t: int, place: int) -> int:
+    plan = plan_for(**SMALL)
+    return choose_clients(Federation(t - 1, plan.initial), plan, t)[place]
+
+
+# What is lost -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("ignore:1 of clients' turns")
+def test_a_client_is_asked_once_more_if_its_actor_dies_or_hangs(tmp_path: Path) -> None:
+    from fedspu.engines.ray import DIED
+
+    lost, late = chosen(1, 1), chosen(2, 0)
+    method = with_fault(
+        "ditto",
+        Fault(die, 1, lost, 2, tmp_path / "died"),
+        Fault(hang, 2, late, 1, tmp_path / "hung"),
+    )
+    found = simulate(method, clients__deadline=8.0, rounds=2)
+    missing = [line["missing_clients"] for line in found.rounds]
+    assert missing == [{str(lost): DIED}, {}]
+    assert [line["retried_clients"] for line in found.times] == [[], [late]]
+
+
+@pytest.mark.parametrize(
+    "is_shared",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+)
+def test_a_node_killed_in_mid_round_changes_no_bit(
+    is_shared: bool, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_shared:
+        hide_folder(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own
+        node = cluster.add_node(num_cpus=1)
+    begun = tmp_path / "begun"
+
+    def kill() -> None:
+        while not begun.exists():
+            sleep(0.05)
+        cluster.remove_node(node, allow_graceful=False)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    fault = HangsOnNode(node.node_id, 2, begun)
+    found = simulate(with_fault("ditto", fault), workers=3, clients__per_round=5)
+    killer.join(timeout=30)
+    assert begun.exists()
+    assert same_run(found, here(clients__per_round=5))
+    assert any(line["retried_clients"] for line in found.times)
+
+
+# Memories -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_is_sent_only_memories_that_it_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedspu.engines.ray import RayEngine
+
+    hide_folder(monkeypatch)
+    sent: list[tuple[int, int]] = []
+    pack = RayEngine._packed_memory
+
+    def packed(engine: RayEngine, client: int, t: int) -> Any:
+        sent.append((client, t))
+        return pack(engine, client, t)
+
+    monkeypatch.setattr(RayEngine, "_packed_memory", packed)
+
+    def stop(plan: Plan, played: Round) -> None:
+        if played.federation.round == 2:
+            raise KeyboardInterrupt
+
+    settings = named(method="ditto", engine="ray", **SMALL | {"rounds": 4})
+    settings["out"] = str(tmp_path / "run")
+    data: Any = {"model": mlp, "data": examples()}
+    with pytest.raises(KeyboardInterrupt):
+        fedspu.simulate(settings, **data, watch=stop)
+    assert sent == []  # one actor made them all
+    fedspu.resume(tmp_path / "run", **data)
+    assert sent  # a new actor has none of the first two rounds
+    assert len(sent) == len(set(sent))
+    assert {t for _, t in sent} <= {1, 2}
+    assert not list((tmp_path / "run").rglob("probe-*"))
+
+
+def test_a_probe_is_answered_by_whoever_sees_the_folder(tmp_path: Path) -> None:
+    probe = Probe.ask(Shelf(tmp_path))
+    assert probe is not None
+    assert probe.is_answered(probe.answer())
+    probe.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    probe = Probe.ask(Shelf(tmp_path))
+    assert probe is not None
+    probe.path.write_text("of another machine")
+    assert probe.answer() == ""
+    assert not probe.is_answered("")
+
+
+def test_an_answer_that_cannot_be_read_here_is_none(tmp_path: Path) -> None:
+    probe = Probe.ask(Shelf(tmp_path))
+    assert probe is not None
+    answer = probe.answer()
+    probe.answer_path.unlink()  # it was written elsewhere
+    assert not probe.is_answered(answer)
+
+
+def test_a_shelf_in_ram_is_seen_by_nobody() -> None:
+    assert Probe.ask(Shelf(None)) is None
+
+
+# Errors -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_in_an_actor_is_raised_here() -> None:
+    with pytest.raises(MethodError, match="train"):
+        simulate(with_fault("fedavg", Swapped()), workers=1)
+
+
+class Swapped:
+    """A train function that returns the wrong kind of thing."""
+
+    def __call__(self, train: Any, turn: Any, local: Any) -> Any:
+        return wrong_kind(turn, local)
+
+
+def test_without_ray_one_line_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"needs Ray, .*not installed; .*\[ray\]"):
+        simulate()
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """An address at which something listens that says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_is_no_ray_cluster_is_refused_in_time(
+    mute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedspu.engines import ray as ray_engine
+
+    monkeypatch.setattr(ray_engine, "HEALTHY", 3.0)
+    began = monotonic()
+    with pytest.raises(FedSPUError, match=r"no Ray cluster answers there within 3 s"):
+        ray_engine.check_reachable(mute)
+    assert monotonic() - began < 10
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_process_has_one_cluster() -> None:
+    with pytest.raises(SettingsError, match=r"is connected to the Ray cluster at"):
+        simulate(ray_address="10.0.0.1:6379")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_more_workers_than_cpus_are_remarked_on() -> None:
+    from fedspu.engines.ray import num_actors
+
+    settings = plan_for(workers=99, clients__per_round=6).settings
+    with pytest.warns(UserWarning, match=r"workers = 99: the Ray cluster has only"):
+        assert num_actors(settings) == 2
+
+
+# Going on elsewhere -------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_is_resumed_by_another_engine_and_back(tmp_path: Path) -> None:
+    def stop(plan: Plan, played: Round) -> None:
+        raise KeyboardInterrupt
+
+    here(out=str(tmp_path / "whole"))
+    path = tmp_path / "part"
+    data: Any = {"model": mlp, "data": examples()}
+    settings = {**named(method="ditto", **SMALL), "out": str(path)}
+    with pytest.raises(KeyboardInterrupt):
+        fedspu.simulate(settings, **data, watch=stop)
+    with pytest.raises(KeyboardInterrupt):
+        fedspu.resume(path, **data, watch=stop, engine="ray")
+    fedspu.resume(path, **data)
+    assert folder_content(path) == folder_content(tmp_path / "whole")
+
+
+def test_the_address_of_a_cluster_is_forgotten_with_its_engine(tmp_path: Path) -> None:
+    def stop(plan: Plan, played: Round) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "part"
+    data: Any = {"model": mlp, "data": examples()}
+    given = {"engine": "ray", "ray_address": "10.0.0.1:6379", "out": str(path)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "_ray_engine", LocalEngine)
+        with pytest.raises(KeyboardInterrupt):
+            fedspu.simulate({**named(**SMALL), **given}, **data, watch=stop)
+    fedspu.resume(path, **data, engine="here")

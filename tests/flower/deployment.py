@@ -86,8 +86,7 @@ class Deployment:
         """Wait until all devices are connected."""
 
         def are_online() -> bool:
-            states = control.device_states(self.server)
-            return all(states[name] == "online" for name in self.names)
+            return all("SuperNode ID" in self.said(name) for name in self.names)
 
         self.wait(are_online, seconds, "devices are not connected")
 
@@ -98,13 +97,11 @@ class Deployment:
 
     def wait_ended(self, seconds: float = 600.0) -> control.Run:
         """Wait until the last run has ended."""
-
-        def has_ended() -> bool:
+        summary = self.server.run / "summary.json"
+        self.wait(summary.exists, seconds, "the run has not ended")
+        while (run := control.runs(self.server)[-1]).is_going:
             time.sleep(1.0)
-            return not control.runs(self.server)[-1].is_going
-
-        self.wait(has_ended, seconds, "the run has not ended")
-        return control.runs(self.server)[-1]
+        return run
 
     def personal_file(self, client: int, t: int) -> Path:
         """Where a device keeps its model of a round."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -110,12 +110,21 @@ class Deployment:
         return found
 
 
+class ToServer(Protocol):
+    """Something between devices and the server, which must be told its port."""
+
+    port: int
+    server: int
+
+
 @contextmanager
 def deployed(
-    root: Path, ready: Prepared, port: int | None = None
+    root: Path, ready: Prepared, proxy: ToServer | None = None
 ) -> Iterator[Deployment]:
-    """A deployment whose processes all run."""
-    found = Deployment(root, ready, port)
+    """A deployment whose processes all run; devices reach it through a ``proxy``."""
+    found = Deployment(root, ready, proxy.port if proxy else None)
+    if proxy:
+        proxy.server = found.server.port
     before = dict(os.environ)
     os.environ.update(environment())  # `flwr run` imports the apps
     try:

@@ -329,7 +329,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
         if run.status == "finished:failed":
             _say(f"See why with `fedspu deploy logs {folder}`")
     if saved:
-        _say(f"Saved: {saved['rounds']} rounds, in {saved['folder']}")
+        _say(f"Rounds saved: {saved['rounds']}, in {saved['folder']}")
     width = max(map(len, states))
     for name, state in states.items():
         _say(f"{name:<{width}}  {state}")

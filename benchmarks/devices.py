@@ -5,9 +5,9 @@
 
 Devices reach the server through a proxy that counts bytes. A round has ten clients at
 most, one epoch on 20 examples each. Everything is by TLS and keys, as in a deployment.
-Flower's own share is what a round takes besides the devices' work and ours: it looks for
-messages every three seconds, on the server's side we look twice a second, and it starts a
-process for every message, which imports PyTorch.
+Flower's own share is what a round takes besides the devices' work and ours. Its
+SuperNodes look for messages every three seconds, and start a process for each, which
+imports PyTorch; on the server's side we look twice a second.
 
 ``--same``: instead, three methods on three devices must give the same bits as one
 process.

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import tomli_w
 from fedspu.deploy.layout import Device, Server, address
 from fedspu.errors import DeploymentError, how_to_install
 from fedspu.files import write_whole
+from fedspu.lifetimes import end_with_parent
 
 CONNECTION = "deployment"
 """The name of the server in Flower's own configuration."""
@@ -116,6 +118,8 @@ def start(command: list[str], home: Path, folder: Path) -> subprocess.Popen[byte
         cwd=folder,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
+        # If this process is killed, nobody is left to restart or to end it.
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
 
 

@@ -7,7 +7,6 @@ only the time. A worker that dies, or does not answer in time, is replaced, and 
 client is asked once more.
 """
 
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -45,6 +44,7 @@ from fedspu.federation.messages import (
     unpack_state,
 )
 from fedspu.federation.plan import Plan
+from fedspu.lifetimes import end_with_parent
 from fedspu.neurons.table import State
 
 
@@ -65,7 +65,10 @@ class Worker:
         self.peak = 0  # bytes of memory, as last reported
         self.process = context.Process(
             target=_serve,
-            args=(plan, examples, shelf, theirs, self.pipe, self.down, self.up, stage),
+            args=(
+                *(plan, examples, shelf, theirs, self.pipe),
+                *(self.down, self.up, stage, os.getpid()),
+            ),
             daemon=True,
         )
         with warnings.catch_warnings():  # Python 3.12 warns of threads at a fork
@@ -225,10 +228,11 @@ def _serve(
     down: mmap,
     up: mmap,
     stage: mmap,
+    parent: int,
 ) -> None:
     """Do jobs until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles interrupts
-    _die_with_parent()
+    end_with_parent(parent)
     theirs.close()
     torch.set_num_threads(1)
     forget_peak()
@@ -250,13 +254,6 @@ def _serve(
             pipe.send((True, (_write(up, found.up), seconds, peak_rss_bytes())))
         except Exception as error:  # whatever it is, the main process raises it
             pipe.send((False, portable(error)))
-
-
-def _die_with_parent() -> None:
-    with suppress(OSError, AttributeError):  # only Linux has it
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() == 1:
-            os._exit(1)
 
 
 def _write(room: mmap, packet: Packet) -> tuple[int, ...]:

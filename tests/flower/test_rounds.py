@@ -11,6 +11,7 @@ from flwr.app import Error, Message
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
+from fedspu.federation.server import Federation, choose_clients
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.flower.client_app import app
@@ -352,3 +353,48 @@ def test_plans_of_servers_and_devices_agree(tmp_path: Path) -> None:
     own = house.ready.plan
     assert replace(server.plan, build=own.build).neurons == own.neurons
     assert server.plan.capacities == own.capacities
+
+
+# Privacy ------------------------------------------------------------------------------
+
+
+def test_noise_on_devices_does_not_follow_the_seed_that_they_know(
+    tmp_path: Path,
+) -> None:
+    given = {
+        "rounds": 1,
+        "early_stopping.on": False,
+        "guard.noise": 0.1,
+        "guard.clip": 1.0,
+    }
+    states = []
+    for name in "ab":
+        house = House(tmp_path / name, given)
+        house.start(0, 1, 2)
+        states.append(house.serve().last.federation.global_state)
+    alone = simulate({**SETTINGS, **given}).last.federation.global_state
+    assert not same_bits(states[0], states[1])
+    assert not same_bits(states[0], alone)
+
+
+def test_with_noise_every_cohort_is_drawn_from_all_devices(tmp_path: Path) -> None:
+    given = {
+        "rounds": 4,
+        "early_stopping.on": False,
+        "guard.noise": 0.1,
+        "guard.clip": 1.0,
+    }
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            house.stop(1)
+            house.start(1, name="cellar")
+
+    server = house.serve(watch)
+    asked = [{*played.answers, *played.missing} for played in house.seen]
+    wanted = [choose_clients(Federation(0, {}), server.plan, t) for t in (1, 2, 3, 4)]
+    assert asked == [set(cohort) for cohort in wanted]
+    assert any(played.missing for played in house.seen)
+    assert server.names == list(NAMES)

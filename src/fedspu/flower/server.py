@@ -128,6 +128,8 @@ class Server:
             self._extend()
         federation = self.last.federation
         self._away = self._absent(federation)
+        if self.settings.guard.noise:  # epsilon counts on cohorts drawn from everybody
+            self._away = frozenset()
         return replace(federation, stopped=federation.stopped | self._away)
 
     def record(self, played: Round) -> None:
@@ -222,6 +224,8 @@ class Server:
                 f"its data needs {hello.num_outputs} outputs, the model has {outputs}; "
                 "set deploy.outputs"
             )
+        if self.settings.guard.noise and hello.name not in self.names:
+            return "with guard.noise, a run has the devices that it began with"
         known = self._capacities.get(hello.name)
         if known is not None and known != hello.capacity:
             return (
@@ -277,7 +281,9 @@ class Server:
             self._text = describe_plan(self._base, self._sample)
             self._table = digest(self._text)
         capacities = tuple(map(as_fraction, given))
-        return replace(self._base, settings=settings, capacities=capacities)
+        plan = replace(self._base, settings=settings, capacities=capacities)
+        # Devices know the run's seed; with it they could take the noise off again.
+        return replace(plan, noise_seed=secrets.randbits(128))
 
     def _make_sample(self) -> Sample:
         """Two examples like the devices': of the same shape and type."""

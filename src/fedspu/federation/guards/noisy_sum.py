@@ -54,7 +54,9 @@ class NoisySum:
 
     def result(self) -> State:
         """The next state; an entry that no client was offered keeps its value."""
-        rng = stream(self.requests.plan.settings.seed, "privacy noise", self.requests.t)
+        plan = self.requests.plan
+        seed = plan.settings.seed if plan.noise_seed is None else plan.noise_seed
+        rng = stream(seed, "privacy noise", self.requests.t)
         after: State = {}
         for name, number in self.offered().items():
             before = self.state[name]

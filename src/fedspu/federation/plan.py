@@ -42,9 +42,7 @@ class Plan:
     neurons: Neurons
     initial: State  # w0
     capacities: tuple[Fraction, ...]  # each client's p
-    noise_seed: int | None = (
-        None  # a server's secret; else noise follows the run's seed
-    )
+    noise_seed: int | None = None  # a server's secret; else the noise is from the seed
 
     @property
     def num_clients(self) -> int:

@@ -33,6 +33,7 @@ from fedspu.engines.local import LocalEngine
 from fedspu.engines.machine import num_cores, one_thread
 from fedspu.engines.workers import WorkersEngine
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Engine
 from fedspu.federation.rounds import Scores, play, play_round
 from fedspu.federation.server import Federation, choose_clients
 
@@ -43,6 +44,8 @@ def main() -> None:
     options.add_argument("--method", choices=("fedavg", "fedspu"), default="fedavg")
     options.add_argument("--judge", action="store_true", help="judge models as well")
     options.add_argument("--workers", type=int, default=num_cores())
+    engines = ("here", "flower", "ray")
+    options.add_argument("--engine", choices=engines, default="here")
     given = options.parse_args()
     work = load_by(given)
     plan, examples = plan_for(work, given)
@@ -80,6 +83,7 @@ def main() -> None:
         method=given.method,
         threads=threads,
         workers=workers,
+        engine=given.engine,
     )
 
 
@@ -123,9 +127,17 @@ class Given(Splits):
 
 def make_engine(
     plan: Any, examples: Any, given: argparse.Namespace, room: Path
-) -> LocalEngine | WorkersEngine:
+) -> Engine:
     """What carries requests to clients."""
     shelf = Shelf(room, cache=200e6)
+    if given.engine == "flower":
+        from fedspu.engines.flower.simulation import FlowerSimulation
+
+        return FlowerSimulation(plan, examples, shelf, given.workers)
+    if given.engine == "ray":
+        from fedspu.engines.ray import RayEngine
+
+        return RayEngine(plan, examples, shelf)
     if given.workers == 1:
         return LocalEngine(plan, examples, shelf)
     return WorkersEngine(plan, examples, shelf, given.workers)

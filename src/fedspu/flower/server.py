@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -288,11 +289,16 @@ class Server:
     def _make_sample(self) -> Sample:
         """Two examples like the devices': of the same shape and type."""
         hellos = list(self.fleet.devices.values())
-        self._first = hellos[0]
-        for hello in hellos[1:]:
+        kinds = Counter((h.x_shape, h.x_dtype, h.y_shape, h.y_dtype) for h in hellos)
+        usual, _ = kinds.most_common(1)[0]
+        first = next(
+            h for h in hellos if (h.x_shape, h.x_dtype, h.y_shape, h.y_dtype) == usual
+        )
+        self._first = first
+        for hello in hellos:
             if problem := self._why_not(hello):
                 self.fleet.refuse(hello.name, problem)
-        first = self._first
+        hellos = list(self.fleet.devices.values())
         generator = torch.Generator().manual_seed(0)
         x_dtype, y_dtype = _dtype(first.x_dtype), _dtype(first.y_dtype)
         x = torch.zeros(2, *first.x_shape, dtype=x_dtype)

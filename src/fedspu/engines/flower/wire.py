@@ -7,10 +7,11 @@ who it is in this run, and the seconds that its work took.
 
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import prod
 from typing import Annotated, Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedspu.errors import ModelError
 from fedspu.federation.messages import Packet
@@ -24,7 +25,21 @@ BYTES = "fedspu.bytes"
 Capacity = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-Shape = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=8)]
+LARGEST_EXAMPLE = 2**26
+"""The most numbers that an example may have: a server makes two of the same shape."""
+
+
+def _is_possible(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if prod(shape) > LARGEST_EXAMPLE:
+        raise ValueError(f"an example of more than {LARGEST_EXAMPLE} numbers")
+    return shape
+
+
+Shape = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=LARGEST_EXAMPLE)], ...],
+    Field(max_length=8),
+    AfterValidator(_is_possible),
+]
 Word = Annotated[str, Field(max_length=200)]
 
 T = TypeVar("T")

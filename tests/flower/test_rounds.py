@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from fedspu.errors import FedSPUError, StorageError
+from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
 from fedspu.federation.server import Federation, choose_clients
@@ -398,3 +399,63 @@ def test_with_noise_every_cohort_is_drawn_from_all_devices(tmp_path: Path) -> No
     assert asked == [set(cohort) for cohort in wanted]
     assert any(played.missing for played in house.seen)
     assert server.names == list(NAMES)
+
+
+# Devices with other data, and runs that go on with others -----------------------------
+
+
+def test_the_usual_shape_of_data_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first device by name has other data; it gets no number."""
+    house = House(tmp_path)
+    file = tmp_path / "other.npz"
+    np.savez(file, x=np.zeros((30, 5), np.float32), y=np.arange(30) % 3)
+    house.start(0, data=f"arrays:{file}")
+    house.start(1, 2)
+    server = house.serve(changes={"deploy.devices": 2})
+    assert server.names == ["hall", "kitchen"]
+    assert "attic cannot take part: its data has x_shape (5,)" in caplog.text
+
+
+def test_a_run_goes_on_with_a_device_more(tmp_path: Path) -> None:
+    house = House(tmp_path, {"early_stopping.on": False, "clients.per_round": 3})
+    house.start(0, 2)
+    two = {"deploy.devices": 2}
+    with pytest.raises(PowerCutError):
+        house.serve(cut_after(1), two)
+    house.start(1)
+    with pytest.raises(PowerCutError):
+        house.serve(cut_after(2), {"deploy.devices": 3})
+    again = house.serve(changes={**two, "rounds": 4})
+    assert again.names == ["attic", "kitchen", "hall"]
+    assert sorted(house.seen[-1].answers) == [0, 1, 2]
+    saved = SavedRun(tmp_path / "run")
+    clients: Any = saved.index.settings["clients"]
+    assert (clients["number"], saved.index.settings["rounds"]) == (3, 4)
+    assert saved.is_finished
+    with pytest.raises(SettingsError, match=r"rounds = 2: expected no fewer"):
+        house.serve(changes={**two, "rounds": 2})
+
+
+def test_a_model_keeps_its_outputs_when_a_run_goes_on(tmp_path: Path) -> None:
+    """Of all devices, only one has the last class; it is away when the run goes on."""
+    house = House(tmp_path, {"early_stopping.on": False})
+    needs = []
+    for client in range(3):
+        config = house.node_config(client)
+        x, y = house.share(client)
+        keep = y < 10 - client
+        file = tmp_path / f"few-{client}.npz"
+        np.savez(file, x=x[keep].numpy(), y=y[keep].numpy())
+        config["data"] = f"arrays:{file}"
+        house.nodes[NAMES[client]] = house.grid.add(config, app)
+        needs.append(int(y[keep].max()) + 1)
+    given = {"deploy.outputs": 0}
+    with pytest.raises(PowerCutError):
+        house.serve(cut_after(1), given)
+    most = needs.index(max(needs))
+    assert sum(need == max(needs) for need in needs) == 1
+    house.stop(most)
+    server = house.serve(changes={**given, "deploy.devices": 2})
+    assert server.last.federation.round == 3

@@ -75,8 +75,10 @@ class Server:
         self.fleet = Fleet(grid, self._why_not, poll)
         self.folder: RunFolder | None = None
         self._away: frozenset[int] = frozenset()
-        self._sample: Sample | None = None
+        self._sample: Sample
+        self._base: Plan | None = None
         self._first: Hello | None = None
+        self._saved_outputs = 0  # of the model of a run that goes on
         self._capacities: dict[str, float] = {}
 
     # From beginning to end ------------------------------------------------------------
@@ -98,15 +100,20 @@ class Server:
         self._check_out()
         start = self._open()
         self.fleet.wait_for(self.deploy.devices, self.deploy.wait)
-        self._seat_new()
+        self._sample = self._make_sample()  # refuses devices whose data is another
+        self.fleet.wait_for(self.deploy.devices, self.deploy.wait)
+        has_new = self._seat_new()
         self.plan = self._plan()
         self.engine = self._engine(self.plan)
         if start is None:
             start = Checkpoint(Federation(0, self.plan.initial), Scores())
             self._create()
         elif self.folder is not None:
-            self.folder.check_same(self.plan.initial, self.folder.saved.index.data)
+            saved = self.folder.saved.index
+            self.folder.check_same(self.plan.initial, saved.data)
             check_fits(self.folder.path, self.plan, start)
+            if has_new or saved.settings["rounds"] != self.settings.rounds:
+                self._extend()
         self.last = start
         self._rounds, self._times = self._records()
         self._clock = Clock(len(self.names))
@@ -219,13 +226,15 @@ class Server:
             own, others = getattr(hello, what), getattr(first, what)
             if own != others:
                 return f"its data has {what} {own}, the others' {others}"
-        outputs = self._sample.num_outputs if self._sample else math.inf
-        if hello.num_outputs > outputs:
+        outputs = self._saved_outputs or self.deploy.outputs
+        if self._base is not None:
+            outputs = self._sample.num_outputs
+        if outputs and hello.num_outputs > outputs:
             return (
                 f"its data needs {hello.num_outputs} outputs, the model has {outputs}; "
                 "set deploy.outputs"
             )
-        if self.settings.guard.noise and hello.name not in self.names:
+        if self.settings.guard.noise and self.names and hello.name not in self.names:
             return "with guard.noise, a run has the devices that it began with"
         known = self._capacities.get(hello.name)
         if known is not None and known != hello.capacity:
@@ -256,7 +265,7 @@ class Server:
             num_clients=plan.num_clients,
             capacity=float(plan.capacity(client)),
             capacities=tuple(map(float, plan.distinct_capacities)),
-            num_outputs=self._sample.num_outputs if self._sample else 0,
+            num_outputs=self._sample.num_outputs,
             table=self._table,
         )
 
@@ -272,8 +281,7 @@ class Server:
             }
         )
         settings = self.settings.model_copy(update={"clients": clients})
-        if self._sample is None:
-            self._sample = self._make_sample()
+        if self._base is None:
             number = self._sample.num_outputs
             build = self._model or partial(models.build, settings.model, number)
             self._base = make_plan(
@@ -305,7 +313,8 @@ class Server:
         if x_dtype.is_floating_point:
             x = torch.rand(2, *first.x_shape, generator=generator).to(x_dtype)
         y = torch.zeros(2, *first.y_shape, dtype=y_dtype)
-        number = self.deploy.outputs or max(hello.num_outputs for hello in hellos)
+        needed = max(hello.num_outputs for hello in hellos)
+        number = self._saved_outputs or self.deploy.outputs or needed
         return Sample("the devices' data", x, y, number)
 
     # The run folder -------------------------------------------------------------------
@@ -331,6 +340,8 @@ class Server:
         self.folder.has_memories = False
         index = self.folder.saved.index
         self.run_key, self.names = parse_devices(index.data, out)
+        plan = json.loads(self.folder.saved.plan_text())
+        self._saved_outputs = int(plan["num_outputs"])
         now = json.loads(self.settings.model_dump_json(exclude_none=True))
         saved: dict[str, Any] = {**index.settings}
         for table in (saved, now):
@@ -340,6 +351,11 @@ class Server:
                 if f"clients.{name}" not in FOLLOWS
             }
         check_settings(out, saved, now, "rounds")
+        if self.settings.rounds < saved["rounds"]:
+            raise SettingsError(
+                f"rounds = {self.settings.rounds}: expected no fewer than the run's "
+                f"{saved['rounds']}"
+            )
         found: Any = index.settings["clients"]
         self._capacities = dict(zip(self.names, found["capacities"], strict=True))
         return self.folder.saved.checkpoint()

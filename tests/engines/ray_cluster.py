@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fedspu.engines.shared_folder import Probe
+from fedspu.engines.ray.shared_folder import Probe
 from fedspu.methods import make_method
 from fedspu.methods.method import Method, Trained, Turn
 from fedspu.settings import MethodSettings

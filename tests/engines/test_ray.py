@@ -13,7 +13,7 @@ import pytest
 import fedspu
 from fedspu.engines import choose
 from fedspu.engines.local import LocalEngine
-from fedspu.engines.shared_folder import Probe
+from fedspu.engines.ray.shared_folder import Probe
 from fedspu.errors import FedSPUError, MethodError, SettingsError
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.plan import Plan
@@ -76,7 +76,7 @@ def chosen(t: int, place: int) -> int:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore:1 of clients' turns")
 def test_a_client_is_asked_once_more_if_its_actor_dies_or_hangs(tmp_path: Path) -> None:
-    from fedspu.engines.ray import DIED
+    from fedspu.engines.ray.engine import DIED
 
     lost, late = chosen(1, 1), chosen(2, 0)
     method = with_fault(
@@ -126,7 +126,7 @@ def test_a_node_killed_in_mid_round_changes_no_bit(
 def test_an_actor_is_sent_only_memories_that_it_does_not_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedspu.engines.ray import RayEngine
+    from fedspu.engines.ray.engine import RayEngine
 
     hide_folder(monkeypatch)
     sent: list[tuple[int, int]] = []
@@ -217,12 +217,12 @@ def mute() -> Iterator[str]:
 def test_a_server_that_is_no_ray_cluster_is_refused_in_time(
     mute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedspu.engines import ray as ray_engine
+    from fedspu.engines.ray import cluster as ray_cluster
 
-    monkeypatch.setattr(ray_engine, "HEALTHY", 3.0)
+    monkeypatch.setattr(ray_cluster, "HEALTHY", 3.0)
     began = monotonic()
     with pytest.raises(FedSPUError, match=r"no Ray cluster answers there within 3 s"):
-        ray_engine.check_reachable(mute)
+        ray_cluster.check_reachable(mute)
     assert monotonic() - began < 10
 
 
@@ -234,7 +234,7 @@ def test_a_process_has_one_cluster() -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_more_workers_than_cpus_are_remarked_on() -> None:
-    from fedspu.engines.ray import num_actors
+    from fedspu.engines.ray.cluster import num_actors
 
     settings = plan_for(workers=99, clients__per_round=6).settings
     with pytest.warns(UserWarning, match=r"workers = 99: the Ray cluster has only"):

@@ -65,7 +65,7 @@ def fresh_processes(ready: Prepared, folder: Path) -> tuple[Engine, ShelfOf]:
 
 
 def ray_actors(ready: Prepared, folder: Path) -> tuple[Engine, ShelfOf]:
-    from fedspu.engines.ray import RayEngine
+    from fedspu.engines.ray.engine import RayEngine
 
     shelf = Shelf(folder)
     return RayEngine(ready.plan, ready.examples, shelf), lambda client: shelf

@@ -19,7 +19,6 @@ that they are alive before they are used again.
 import pickle
 from collections.abc import Iterator, Mapping
 from time import monotonic
-from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -42,7 +41,7 @@ from fedspu.engines.ray.places import Place, end, hire
 from fedspu.engines.ray.players import Begun, Done, What
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.client import needs_memory
-from fedspu.federation.client_memory import Name, Shelf, ShelfError
+from fedspu.federation.client_memory import Shelf, ShelfError
 from fedspu.federation.engine import Answer, Cost, Facts, Missing
 from fedspu.federation.messages import Packet, Request, TrainRequest, pack_state
 from fedspu.federation.plan import Plan

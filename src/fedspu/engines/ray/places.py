@@ -30,8 +30,8 @@ class Place:
 
 def hire(placed: list[Any], shelf: Shelf) -> Place:
     """A new actor, wherever there is room; it begins with what is placed."""
-    one_thread = {"env_vars": {"OMP_NUM_THREADS": "1"}}
-    kind: Any = ray.remote(num_cpus=1, max_restarts=0, runtime_env=one_thread)
+    # With one CPU, Ray sets OMP_NUM_THREADS to 1 as well.
+    kind: Any = ray.remote(num_cpus=1, max_restarts=0)
     actor = kind(Player).remote()
     probe = Probe.ask(shelf)
     return Place(actor, actor.begin.remote(placed, probe), probe)

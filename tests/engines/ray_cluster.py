@@ -119,7 +119,7 @@ def die() -> None:
 
 def hang() -> None:
     """Not for ever: if no deadline ends it, the test fails and does not hang too."""
-    time.sleep(90)
+    time.sleep(40)
 
 
 def wrong_kind(train: Any, turn: Turn, local: LocalTraining) -> Any:

@@ -1,5 +1,6 @@
 """Clients on a Ray cluster: lost actors and nodes, memories, errors, resuming."""
 
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
 from fedspu.federation.server import Federation, choose_clients
 from fedspu.methods.method import Method
+from tests.cli.commands import finished, in_process_of_its_own
 from tests.engines.ray_cluster import (
     AllDie,
     Fault,
@@ -80,20 +82,18 @@ def chosen(t: int, place: int) -> int:
 def test_a_client_whose_actor_is_lost_is_asked_once_more_by_one_that_is_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedspu.engines.ray.engine import DIED
-
     wait_for_all(monkeypatch)
     retried, lost = chosen(1, 1), chosen(2, 0)
     method = with_fault(
         "ditto",
         AllDie(1, retried, 2, tmp_path),
-        Fault(die, 2, lost, 1, tmp_path / "died"),
-        Fault(hang, 2, lost, 1, tmp_path / "hung"),  # it hangs, and then it dies
+        Fault(hang, 2, lost, 1, tmp_path / "hung"),
+        Fault(die, 2, lost, 1, tmp_path / "died"),  # first it dies, and then it hangs
     )
     found = simulate(method, clients__deadline=5.0, rounds=2)
     assert (tmp_path / "dead").exists()
     missing = [line["missing_clients"] for line in found.rounds]
-    assert missing == [{}, {str(lost): DIED}]
+    assert missing == [{}, {str(lost): "no answer within 5 s, 2 times"}]
     assert [line["retried_clients"] for line in found.times] == [[retried], []]
 
 
@@ -246,7 +246,30 @@ def test_more_workers_than_cpus_are_remarked_on() -> None:
         assert num_actors(settings) < 6
 
 
-# Going on elsewhere -------------------------------------------------------------------
+# Ending early -------------------------------------------------------------------------
+
+
+def test_ctrl_c_leaves_a_run_to_resume_and_no_actor(
+    cluster: Any, tmp_path: Path
+) -> None:
+    import ray
+
+    path = str(tmp_path / "run")
+    engine = ("--engine", "ray", "--ray-address", cluster.address, "--workers", "1")
+    process = in_process_of_its_own(
+        "run", "--data", "digits", *engine, "--rounds", "100000", "--out", path
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("round 1/"):
+            process.send_signal(signal.SIGINT)
+            break
+    result = finished(process)
+    assert result.code == 130
+    assert result.error.startswith("interrupted; rounds up to ")
+    total = ray.cluster_resources()["CPU"]
+    wait_until(lambda: ray.available_resources().get("CPU") == total)
+    assert ray.available_resources()["CPU"] == total
 
 
 def test_the_address_of_a_cluster_is_forgotten_with_its_engine(tmp_path: Path) -> None:

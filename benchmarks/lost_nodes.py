@@ -1,12 +1,12 @@
 """Nodes of a Ray cluster are killed again and again; the result must not change.
 
-    python benchmarks/lost_nodes.py [--rounds 20] [--every 3] [--turn 0.5]
+    python benchmarks/lost_nodes.py [--rounds 20] [--every 3] [--turn 0.4]
 
 The cluster has three nodes on this machine with one CPU each. Every few rounds, in the
-middle of a turn, one of the two that are not the head is killed, and a new one is
-added. No node sees the folder of clients' memories, as on other machines. The same run
-is then played in this process, and every bit of both is compared. Turns take at least
-``--turn`` seconds, so that there are some to be lost.
+middle of a turn, one of the two that are not the head is killed; after that round a new
+one is added. No node sees the folder of clients' memories, as on other machines. The
+same run is then played in this process, and every bit of both is compared. Turns take
+at least ``--turn`` seconds, so that there are some to be lost.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from torch import nn  # noqa: E402
 
 import fedspu  # noqa: E402
+from fedspu.engines.ray.cluster import hush  # noqa: E402
 from fedspu.engines.ray.shared_folder import Probe  # noqa: E402
 from fedspu.methods import make_method  # noqa: E402
 from fedspu.methods.method import Method  # noqa: E402
@@ -45,12 +46,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--every", type=int, default=3)
-    parser.add_argument("--turn", type=float, default=0.5)
+    parser.add_argument("--turn", type=float, default=0.4)
     given = parser.parse_args()
     setattr(Probe, "ask", staticmethod(lambda shelf: None))  # noqa: B010
 
     cluster: Any = Cluster(initialize_head=True, head_node_args=NODE)
     ray.init(cluster.address, log_to_driver=False, logging_level=logging.CRITICAL)
+    hush()
     killer = Killer(cluster, given.every, given.rounds, given.turn / 2)
     began = perf_counter()
     found = play("ray", given.rounds, given.turn, killer)
@@ -81,27 +83,28 @@ class Killer:
         self.cluster, self.every, self.rounds = cluster, every, rounds
         self.delay, self.num_lost = delay, 0
         self.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]  # oldest first
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None
 
     def __call__(self, plan: Any, played: Any) -> None:
         """Called after each round."""
         t = played.federation.round
         print(f"round {t}", file=sys.stderr)
+        self.join()
+        while len(self.nodes) < 2:  # Ray can add nodes in the main thread alone
+            self.nodes.append(self.cluster.add_node(num_cpus=1))
         if t % self.every == 0 and t < self.rounds:
-            self.join()
-            self._threads.append(threading.Thread(target=self._kill))
-            self._threads[-1].start()
+            self._thread = threading.Thread(target=self._kill)
+            self._thread.start()
 
     def join(self) -> None:
-        """Wait until the last node has been killed and replaced."""
-        for thread in self._threads:
-            thread.join()
+        """Wait until the node that is being killed is dead."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _kill(self) -> None:
         sleep(self.delay)
         self.cluster.remove_node(self.nodes.pop(0), allow_graceful=False)
         self.num_lost += 1
-        self.nodes.append(self.cluster.add_node(num_cpus=1))
 
 
 def play(engine: str, rounds: int, turn: float, watch: Any) -> fedspu.Run:

@@ -49,11 +49,11 @@ def connect(settings: Settings) -> bool:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **given)
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise FedSPUError(_why_not_connected(address, first_line(error))) from error
-    _hush()
+    hush()
     return True
 
 
-def _hush() -> None:
+def hush() -> None:
     """Leave what Ray says about its nodes to its logs: it would print into ours.
 
     ``log_to_driver=False`` is not enough for messages about lost nodes, and there is no

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fedspu.engines.shared_folder import Probe
+from fedspu.engines.ray.shared_folder import Probe
 from fedspu.methods import make_method
 from fedspu.methods.method import Method, Trained, Turn
 from fedspu.settings import MethodSettings
@@ -32,8 +32,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 @contextmanager
-def small_cluster(num_cpus: int) -> Iterator[Any]:
-    """A cluster of raylets on this machine, to which this process is connected."""
+def small_cluster() -> Iterator[Any]:
+    """A head with one CPU on this machine, to which this process is connected."""
     places = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     with warnings.catch_warnings():
@@ -41,7 +41,7 @@ def small_cluster(num_cpus: int) -> Iterator[Any]:
         import ray
         from ray.cluster_utils import Cluster
 
-        given = {"num_cpus": num_cpus, "include_dashboard": False}
+        given = {"num_cpus": 1, "include_dashboard": False}
         cluster: Any = Cluster(initialize_head=True, head_node_args=given)
         ray.init(
             address=cluster.address, log_to_driver=False, logging_level=logging.CRITICAL
@@ -53,6 +53,27 @@ def small_cluster(num_cpus: int) -> Iterator[Any]:
             warnings.simplefilter("ignore")
             ray.shutdown()
             cluster.shutdown()
+
+
+def add_node(cluster: Any) -> Any:
+    """A new node with one CPU, on this machine too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own
+        return cluster.add_node(num_cpus=1)
+
+
+def wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no run begin before all its actors have."""
+    from fedspu.engines.ray.engine import RayEngine
+
+    begin = RayEngine.__init__
+
+    def begin_all(engine: Any, *given: Any) -> None:
+        begin(engine, *given)
+        while len(engine.ready()) < engine.num_workers:
+            time.sleep(0.1)
+
+    monkeypatch.setattr(RayEngine, "__init__", begin_all)
 
 
 def hide_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,15 +118,16 @@ def die() -> None:
 
 
 def hang() -> None:
-    time.sleep(3600)
+    """Not for ever: if no deadline ends it, the test fails and does not hang too."""
+    time.sleep(40)
 
 
-def wrong_kind(turn: Turn, local: LocalTraining) -> Any:
+def wrong_kind(train: Any, turn: Turn, local: LocalTraining) -> Any:
     return "no Trained"
 
 
 def with_fault(name: str, *faults: Any) -> Method:
-    """A method in whose turns faults may happen."""
+    """A method in whose turns faults may happen; the last comes first."""
     method = make_method(MethodSettings(name=name))
     for fault in faults:
         method = replace(method, train=partial(fault, method.train))
@@ -113,8 +135,43 @@ def with_fault(name: str, *faults: Any) -> Method:
 
 
 @dataclass(frozen=True)
+class AllDie:
+    """In one turn, all actors die at once, when the others have nothing to do.
+
+    ``others`` is how many turns of the round have to end before.
+    """
+
+    round: int
+    client: int
+    others: int
+    folder: Path
+
+    def __call__(self, train: Any, turn: Turn, local: LocalTraining) -> Trained:
+        if turn.now.round != self.round or (self.folder / "dead").exists():
+            return self._train(train, turn, local)
+        if turn.now.client != self.client:
+            trained = self._train(train, turn, local)
+            (self.folder / f"{turn.now.client}.pid").write_text(str(os.getpid()))
+            return trained
+        wait_until(lambda: len(list(self.folder.glob("*.pid"))) == self.others)
+        time.sleep(1.0)  # until the last answer has arrived
+        (self.folder / "dead").touch()
+        for pid in {int(path.read_text()) for path in self.folder.glob("*.pid")}:
+            os.kill(pid, signal.SIGKILL)
+        die()
+        return self._train(train, turn, local)
+
+    def _train(self, train: Any, turn: Turn, local: LocalTraining) -> Trained:
+        trained: Trained = train(turn, local)
+        return trained
+
+
+@dataclass(frozen=True)
 class HangsOnNode:
-    """The first turn on one node never ends; a file says that it has begun."""
+    """The first turn on one node never ends; a file says that it has begun.
+
+    Turns on other nodes wait for that, so it does begin.
+    """
 
     node: str
     round: int
@@ -123,9 +180,17 @@ class HangsOnNode:
     def __call__(self, train: Any, turn: Turn, local: LocalTraining) -> Trained:
         import ray
 
-        is_there = ray.get_runtime_context().get_node_id() == self.node
-        if is_there and turn.now.round >= self.round and not self.begun.exists():
-            self.begun.touch()
-            hang()
+        if turn.now.round >= self.round and not self.begun.exists():
+            if ray.get_runtime_context().get_node_id() == self.node:
+                self.begun.touch()
+                hang()
+            wait_until(self.begun.exists)
         trained: Trained = train(turn, local)
         return trained
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for something, at most a minute."""
+    until = time.monotonic() + 60
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.05)

@@ -1,11 +1,11 @@
 """Clients on a Ray cluster: lost actors and nodes, memories, errors, resuming."""
 
+import signal
 import socket
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,19 +13,23 @@ import pytest
 import fedspu
 from fedspu.engines import choose
 from fedspu.engines.local import LocalEngine
-from fedspu.engines.shared_folder import Probe
+from fedspu.engines.ray.shared_folder import Probe
 from fedspu.errors import FedSPUError, MethodError, SettingsError
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
 from fedspu.federation.server import Federation, choose_clients
 from fedspu.methods.method import Method
+from tests.cli.commands import finished, in_process_of_its_own
 from tests.engines.ray_cluster import (
+    AllDie,
     Fault,
     HangsOnNode,
     die,
     hang,
     hide_folder,
+    wait_for_all,
+    wait_until,
     with_fault,
     wrong_kind,
 )
@@ -73,21 +77,24 @@ def chosen(t: int, place: int) -> int:
 # What is lost -------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("second_node")
 @pytest.mark.filterwarnings("ignore:1 of clients' turns")
-def test_a_client_is_asked_once_more_if_its_actor_dies_or_hangs(tmp_path: Path) -> None:
-    from fedspu.engines.ray import DIED
-
-    lost, late = chosen(1, 1), chosen(2, 0)
+def test_a_client_whose_actor_is_lost_is_asked_once_more_by_one_that_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_all(monkeypatch)
+    retried, lost = chosen(1, 1), chosen(2, 0)
     method = with_fault(
         "ditto",
-        Fault(die, 1, lost, 2, tmp_path / "died"),
-        Fault(hang, 2, late, 1, tmp_path / "hung"),
+        AllDie(1, retried, 2, tmp_path),
+        Fault(hang, 2, lost, 1, tmp_path / "hung"),
+        Fault(die, 2, lost, 1, tmp_path / "died"),  # first it dies, and then it hangs
     )
-    found = simulate(method, clients__deadline=8.0, rounds=2)
+    found = simulate(method, clients__deadline=5.0, rounds=2)
+    assert (tmp_path / "dead").exists()
     missing = [line["missing_clients"] for line in found.rounds]
-    assert missing == [{str(lost): DIED}, {}]
-    assert [line["retried_clients"] for line in found.times] == [[], [late]]
+    assert missing == [{}, {str(lost): "no answer within 5 s, 2 times"}]
+    assert [line["retried_clients"] for line in found.times] == [[retried], []]
 
 
 @pytest.mark.parametrize(
@@ -95,25 +102,26 @@ def test_a_client_is_asked_once_more_if_its_actor_dies_or_hangs(tmp_path: Path) 
     [False, pytest.param(True, marks=pytest.mark.slow)],
 )
 def test_a_node_killed_in_mid_round_changes_no_bit(
-    is_shared: bool, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_shared: bool,
+    cluster: Any,
+    second_node: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not is_shared:
         hide_folder(monkeypatch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own
-        node = cluster.add_node(num_cpus=1)
+    wait_for_all(monkeypatch)
     begun = tmp_path / "begun"
 
     def kill() -> None:
-        while not begun.exists():
-            sleep(0.05)
-        cluster.remove_node(node, allow_graceful=False)
+        wait_until(begun.exists)
+        cluster.remove_node(second_node, allow_graceful=False)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    fault = HangsOnNode(node.node_id, 2, begun)
-    found = simulate(with_fault("ditto", fault), workers=3, clients__per_round=5)
-    killer.join(timeout=30)
+    fault = HangsOnNode(second_node.node_id, 2, begun)
+    found = simulate(with_fault("ditto", fault), clients__per_round=5)
+    killer.join(timeout=60)
     assert begun.exists()
     assert same_run(found, here(clients__per_round=5))
     assert any(line["retried_clients"] for line in found.times)
@@ -123,10 +131,10 @@ def test_a_node_killed_in_mid_round_changes_no_bit(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_actor_is_sent_only_memories_that_it_does_not_have(
+def test_an_actor_elsewhere_is_sent_what_it_has_not_and_another_engine_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedspu.engines.ray import RayEngine
+    from fedspu.engines.ray.engine import RayEngine
 
     hide_folder(monkeypatch)
     sent: list[tuple[int, int]] = []
@@ -139,20 +147,24 @@ def test_an_actor_is_sent_only_memories_that_it_does_not_have(
     monkeypatch.setattr(RayEngine, "_packed_memory", packed)
 
     def stop(plan: Plan, played: Round) -> None:
-        if played.federation.round == 2:
+        if played.federation.round in (1, 3):
             raise KeyboardInterrupt
 
-    settings = named(method="ditto", engine="ray", **SMALL | {"rounds": 4})
-    settings["out"] = str(tmp_path / "run")
+    # Four of six clients in each round: some take part twice in a row.
+    given = {"rounds": 4, "judge__every": 4, "clients__per_round": 4}
+    here("apfl", **given, out=str(tmp_path / "whole"))
+    path = tmp_path / "part"
     data: Any = {"model": mlp, "data": examples()}
+    settings = named(method="apfl", **SMALL | given)
     with pytest.raises(KeyboardInterrupt):
-        fedspu.simulate(settings, **data, watch=stop)
-    assert sent == []  # one actor made them all
-    fedspu.resume(tmp_path / "run", **data)
-    assert sent  # a new actor has none of the first two rounds
+        fedspu.simulate({**settings, "out": str(path)}, **data, watch=stop)
+    with pytest.raises(KeyboardInterrupt):
+        fedspu.resume(path, **data, watch=stop, engine="ray")
+    assert {t for _, t in sent} == {1}  # it made the others itself
     assert len(sent) == len(set(sent))
-    assert {t for _, t in sent} <= {1, 2}
-    assert not list((tmp_path / "run").rglob("probe-*"))
+    assert not list(path.rglob("probe-*"))
+    fedspu.resume(path, **data, engine="here")
+    assert folder_content(path) == folder_content(tmp_path / "whole")
 
 
 def test_a_probe_is_answered_by_whoever_sees_the_folder(tmp_path: Path) -> None:
@@ -189,21 +201,14 @@ def test_a_shelf_in_ram_is_seen_by_nobody() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_an_error_in_an_actor_is_raised_here() -> None:
     with pytest.raises(MethodError, match="train"):
-        simulate(with_fault("fedavg", Swapped()), workers=1)
-
-
-class Swapped:
-    """A train function that returns the wrong kind of thing."""
-
-    def __call__(self, train: Any, turn: Any, local: Any) -> Any:
-        return wrong_kind(turn, local)
+        simulate(with_fault("fedavg", wrong_kind), workers=1)
 
 
 def test_without_ray_one_line_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"needs Ray, .*not installed; .*\[ray\]"):
+    with pytest.raises(SettingsError, match=r"needs ray, .*not installed; .*\[ray\]"):
         simulate()
 
 
@@ -217,12 +222,12 @@ def mute() -> Iterator[str]:
 def test_a_server_that_is_no_ray_cluster_is_refused_in_time(
     mute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedspu.engines import ray as ray_engine
+    from fedspu.engines.ray import cluster as ray_cluster
 
-    monkeypatch.setattr(ray_engine, "HEALTHY", 3.0)
+    monkeypatch.setattr(ray_cluster, "HEALTHY", 1.0)
     began = monotonic()
-    with pytest.raises(FedSPUError, match=r"no Ray cluster answers there within 3 s"):
-        ray_engine.check_reachable(mute)
+    with pytest.raises(FedSPUError, match=r"no Ray cluster answers there within 1 s"):
+        ray_cluster.check_reachable(mute)
     assert monotonic() - began < 10
 
 
@@ -234,31 +239,37 @@ def test_a_process_has_one_cluster() -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_more_workers_than_cpus_are_remarked_on() -> None:
-    from fedspu.engines.ray import num_actors
+    from fedspu.engines.ray.cluster import num_actors
 
     settings = plan_for(workers=99, clients__per_round=6).settings
     with pytest.warns(UserWarning, match=r"workers = 99: the Ray cluster has only"):
-        assert num_actors(settings) == 2
+        assert num_actors(settings) < 6
 
 
-# Going on elsewhere -------------------------------------------------------------------
+# Ending early -------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_run_is_resumed_by_another_engine_and_back(tmp_path: Path) -> None:
-    def stop(plan: Plan, played: Round) -> None:
-        raise KeyboardInterrupt
+def test_ctrl_c_leaves_a_run_to_resume_and_no_actor(
+    cluster: Any, tmp_path: Path
+) -> None:
+    import ray
 
-    here(out=str(tmp_path / "whole"))
-    path = tmp_path / "part"
-    data: Any = {"model": mlp, "data": examples()}
-    settings = {**named(method="ditto", **SMALL), "out": str(path)}
-    with pytest.raises(KeyboardInterrupt):
-        fedspu.simulate(settings, **data, watch=stop)
-    with pytest.raises(KeyboardInterrupt):
-        fedspu.resume(path, **data, watch=stop, engine="ray")
-    fedspu.resume(path, **data)
-    assert folder_content(path) == folder_content(tmp_path / "whole")
+    path = str(tmp_path / "run")
+    engine = ("--engine", "ray", "--ray-address", cluster.address, "--workers", "1")
+    process = in_process_of_its_own(
+        "run", "--data", "digits", *engine, "--rounds", "100000", "--out", path
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("round 1/"):
+            process.send_signal(signal.SIGINT)
+            break
+    result = finished(process)
+    assert result.code == 130
+    assert result.error.startswith("interrupted; rounds up to ")
+    total = ray.cluster_resources()["CPU"]
+    wait_until(lambda: ray.available_resources().get("CPU") == total)
+    assert ray.available_resources()["CPU"] == total
 
 
 def test_the_address_of_a_cluster_is_forgotten_with_its_engine(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _ray_engine(plan: Plan, examples: DividedData, shelf: Shelf) -> Engine:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if plan.settings.ray_address is None:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from fedspu.engines.ray import RayEngine
+    from fedspu.engines.ray.engine import RayEngine
 
     return RayEngine(plan, examples, shelf)
 

@@ -23,7 +23,7 @@ GIVEN = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 2}
 def device(house: House, client: int) -> Path:
     """A device's folder as a deployment has it; its models are in the house."""
     config = house.node_config(client)
-    root = house.folder / "devices" / config["name"]
+    root = house.folder / "devices" / NAMES[client]
     root.mkdir(parents=True, exist_ok=True)
     made = Device(root, server="localhost:8000", task="classification", **config)
     (root / "device.toml").write_text(made.to_toml())

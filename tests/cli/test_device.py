@@ -60,6 +60,15 @@ def test_a_client_s_share_of_the_data_can_be_taken(command: Command) -> None:
     assert part["examples"] < whole["examples"] / 2
 
 
+def test_a_client_s_share_is_one_of_as_many_as_given(command: Command) -> None:
+    words = ("--client", 1, "--p", 1, "--json")
+    few, many = (
+        json.loads(command("device", "small.toml", *words, "--clients", n).out)
+        for n in (2, 6)
+    )
+    assert few["examples"] > many["examples"]
+
+
 def test_kernels_are_those_of_the_settings(command: Command) -> None:
     words = ("--kernels", "torch", "--p", 1)
     assert "run by PyTorch." in command("device", "small.toml", *words).out
@@ -81,6 +90,8 @@ def test_another_method_is_named(command: Command) -> None:
         ("--p 0.5,2", r"--p 2: expected numbers in \(0, 1\]"),
         ("--p half", "--p half: expected numbers"),
         ("--set device=auto", "device = 'auto': fedspu device measures training on"),
+        ("--clients 3", "--clients 3: has no effect, .* add --client NUMBER"),
+        ("--alpha 1", "--alpha 1: has no effect, .* add --client NUMBER"),
         ("--client 6", "client = 6: expected 0 to 5"),
         ("--client -1", "client = -1: expected 0 to 5"),
         ("--data arrays:missing.npz", "missing.npz: No such file"),

@@ -7,6 +7,7 @@ import torch
 from fedspu.engines.machine import (
     Space,
     find_device,
+    free_in_container,
     memory_here,
     memory_needed,
     one_thread,
@@ -43,6 +44,54 @@ def test_what_is_free_is_known_of_a_folder_that_is_yet_to_be_made(
     assert 0 < here.disk < float("inf")
     assert here.ram > 0
     assert memory_here(None).disk == float("inf")
+
+
+def group(folder: Path, **values: object) -> None:
+    """The files of a control group; __ stands for a dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in values.items():
+        (folder / name.replace("__", ".")).write_text(f"{value}\n")
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+    group(tmp_path / "proc/self", cgroup="0::/")
+    top = tmp_path / "sys/fs/cgroup"
+    assert free_in_container(tmp_path) == float("inf")
+    group(top, memory__max="max", memory__current=300)
+    assert free_in_container(tmp_path) == float("inf")
+    group(top, memory__max=1000)
+    assert free_in_container(tmp_path) == 700
+    # Files in the cache are given up first.
+    group(top, memory__stat="anon 200\ninactive_file 100")
+    assert free_in_container(tmp_path) == 800
+    group(top, memory__max=100)
+    assert free_in_container(tmp_path) == 0
+
+
+def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
+    group(tmp_path / "proc/self", cgroup="0::/box/job")
+    top = tmp_path / "sys/fs/cgroup"
+    group(top / "box", memory__max=1000, memory__current=900)
+    group(top / "box/job", memory__max=500, memory__current=0)
+    assert free_in_container(tmp_path) == 100
+
+
+def test_older_systems_have_limits_too(tmp_path: Path) -> None:
+    group(tmp_path / "proc/self", cgroup="5:cpu:/x\n4:hugetlb,memory:/docker/1\n0::/")
+    # In the container, the path of the group is not there.
+    group(
+        tmp_path / "sys/fs/cgroup/memory",
+        memory__limit_in_bytes=1000,
+        memory__usage_in_bytes=400,
+        memory__stat="total_inactive_file 50",
+    )
+    assert free_in_container(tmp_path) == 650
+
+
+def test_a_strange_system_has_no_limit(tmp_path: Path) -> None:
+    assert free_in_container(tmp_path) == float("inf")
+    group(tmp_path / "proc/self", cgroup="nonsense")
+    assert free_in_container(tmp_path) == float("inf")
 
 
 def test_a_device_that_is_not_here_is_refused_by_name() -> None:

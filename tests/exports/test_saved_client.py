@@ -240,6 +240,13 @@ def test_code_that_a_file_names_is_run_only_if_trusted(slim: Path) -> None:
         ({"input_shape": None}, "its metadata is damaged"),
         ({"input_dtype": "nn"}, "its metadata is damaged"),
         ({"input_shape": "7,7"}, "failed on the example input"),
+        (
+            {"input_shape": "1,99999,99999"},
+            "its metadata is damaged .ValueError: input",
+        ),
+        ({"input_shape": "1,0,4"}, "its metadata is damaged .ValueError: input_shape"),
+        ({"kept": '{"conv1": [true], "conv2": [0]}'}, "expected a list of numbers"),
+        ({"classes": "x" * 2**24}, "it has more than 16777216 characters"),
     ],
 )
 def test_a_file_with_wrong_facts_is_refused(
@@ -247,6 +254,16 @@ def test_a_file_with_wrong_facts_is_refused(
 ) -> None:
     with pytest.raises(FedSPUError, match=says):
         fedspu.load_exported(changed(slim, tmp_path / "b", **facts), ConvNet)
+
+
+@pytest.mark.parametrize("number", ["-1", "999999999", "ten", "9" * 5000])
+def test_a_built_in_model_has_no_more_outputs_than_the_file(
+    number: str, slim: Path, tmp_path: Path
+) -> None:
+    facts = {"model": "digits", "num_outputs": number}
+    with pytest.raises(StorageError, match="its metadata is damaged") as caught:
+        fedspu.load_exported(changed(slim, tmp_path / "b", **facts))
+    assert len(str(caught.value)) < 400
 
 
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:

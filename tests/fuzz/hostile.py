@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from tests.fuzz.targets import REFUSED, TARGETS
+from tests.fuzz.targets import CORPUS, REFUSED, TARGETS
 
 ROOM = 200 * 2**20  # bytes, besides what the libraries take
 MEGABYTE = bytes(10**6)
@@ -58,6 +58,8 @@ def inputs() -> Iterator[tuple[str, str, bytes]]:
     yield "images of 4 GB", "idx", b"3" + gzip.compress(images)
     memo = b"".join(b"Nr" + (2**n).to_bytes(4, "little") for n in range(20, 32))
     yield "a memo of 2 GB", "cifar_pickle", b"\x80\2" + memo + b"."
+    large = (CORPUS / "exported" / "made-large-input").read_bytes()
+    yield "a model for inputs of 40 GB", "exported", large
     yield "a text of 2 GB", "cifar_pickle", b"X" + struct.pack("<I", 2**31 - 1) + b"."
     yield "a member of 1.5 GB", "tar", tar(1_500_000_000, b"0")
     yield "a note of 8 GB", "tar", tar(2**33 - 1, b"x")

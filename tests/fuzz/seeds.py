@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import torch as tensors_file
 
-from fedspu import Settings
+from fedspu import Settings, models
 from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
@@ -32,6 +34,8 @@ from fedspu.federation.storage.saved_index import (
 )
 from fedspu.files import Mark
 from fedspu.neurons.blocks import extract
+from fedspu.neurons.mapping import map_neurons
+from fedspu.neurons.slim import slim_model
 from tests.data import files
 from tests.data.clips import sound_file, tone
 from tests.fuzz.targets import bytes_of, plan, train_request
@@ -125,6 +129,20 @@ def image() -> Iterator[bytes]:
         yield opened.getvalue()
 
 
+def exported() -> Iterator[bytes]:
+    """A whole model, a slim one, and the facts of the slim one."""
+    facts = {"fedspu": "0.1.0", "model": "digits", "num_outputs": "3"}
+    facts |= {"input_shape": "1,8,8", "input_dtype": "float32"}
+    model = models.build("digits", 3)
+    yield tensors_file.save(model.state_dict(), facts)
+    neurons = map_neurons(model, torch.zeros(2, 1, 8, 8))
+    kept = {group.name: [0, 1] for group in neurons.groups}
+    active = {name: torch.tensor(indices) for name, indices in kept.items()}
+    facts["kept"] = json.dumps(kept)
+    yield tensors_file.save(slim_model(model, neurons, active).state_dict(), facts)
+    yield b"f" + json.dumps(facts).encode()
+
+
 def index() -> Iterator[bytes]:
     mark = Mark.of(b"hello")
     found = Index(
@@ -161,7 +179,7 @@ def journal() -> Iterator[bytes]:
 SEEDS = {
     made.__name__: made
     for made in (wire, settings, npz, idx, cifar_binary, cifar_pickle, tar, sound)
-} | {"image": image, "index": index, "journal": journal}
+} | {"image": image, "exported": exported, "index": index, "journal": journal}
 
 
 def main() -> None:

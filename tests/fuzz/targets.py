@@ -6,6 +6,7 @@ refuse nearly every change, the target also has a form that puts the right one i
 """
 
 import io
+import json
 import struct
 import warnings
 import zipfile
@@ -14,9 +15,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 
 from fedspu.data.dataset import with_targets
 from fedspu.data.formats import idx, image, sound, tar
@@ -30,6 +33,7 @@ from fedspu.errors import (
     SettingsError,
     StorageError,
 )
+from fedspu.exports.as_safetensors import load_exported
 from fedspu.federation.checks import read_reply, read_request
 from fedspu.federation.messages import (
     JudgeRequest,
@@ -50,6 +54,8 @@ from fedspu.resolve import resolve
 from fedspu.settings_text import flatten, parse_override, parse_toml
 from fedspu.tasks import find_task
 from tests.oracles.federation import mlp, plan_for
+
+CORPUS = Path(__file__).parent / "corpus"
 
 Target = Callable[[bytes], None]
 
@@ -208,6 +214,22 @@ def image_file(content: bytes) -> None:
         image.decode(content, "a.png", (4, 4))
 
 
+# Exported models ---------------------------------------------------------------------
+
+
+def exported(content: bytes) -> None:
+    if content[:1] == b"f":  # facts of the slim model in valid-1, as JSON
+        try:
+            facts = {str(n): str(v) for n, v in json.loads(content[1:]).items()}
+        except (ValueError, AttributeError, RecursionError):
+            return
+        content = save(load((CORPUS / "exported" / "valid-1").read_bytes()), facts)
+    with refusing(FedSPUError), TemporaryDirectory() as folder:
+        file = Path(folder) / "a.safetensors"
+        file.write_bytes(content)
+        load_exported(file)
+
+
 # The run folder ----------------------------------------------------------------------
 
 
@@ -236,6 +258,7 @@ TARGETS: dict[str, Target] = {
     "tar": tar_file,
     "sound": sound_file,
     "image": image_file,
+    "exported": exported,
     "index": index,
     "journal": journal,
 }

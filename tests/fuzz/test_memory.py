@@ -18,4 +18,4 @@ def test_files_that_ask_for_gigabytes_are_refused_where_there_are_none() -> None
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 11
+    assert len(done.stdout.splitlines()) == 12

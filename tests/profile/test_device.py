@@ -119,6 +119,17 @@ def test_seconds_are_near_those_of_a_whole_turn() -> None:
     assert whole / 4 < row.seconds < 4 * whole
 
 
+def test_what_a_turn_does_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three seconds at the start of a turn, and half a second for each step.
+    monkeypatch.setattr(Device, "_enough", lambda self, p: 5)
+    monkeypatch.setattr(Device, "_train", lambda self, p, count: 3 + count / 2)
+    (row,) = Device(*given()).costs([0.5])
+    assert row.seconds == 3 + 14 / 2
+    monkeypatch.setattr(Device, "_enough", lambda self, p: 1)
+    (row,) = Device(*given()).costs([0.5])
+    assert row.seconds == 14 * 3.5  # not known of a single batch
+
+
 def test_training_is_augmented_as_the_settings_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

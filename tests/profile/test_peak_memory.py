@@ -1,4 +1,5 @@
 import copy
+import gc
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, get_args
@@ -126,6 +127,31 @@ def test_temporary_tensors_are_in_the_peak_alone() -> None:
     held = step_bytes(model, model.parameters(), X, Y)
     assert held.total < 1_000
     assert 1_000_000 <= held.peak < 1_001_000
+
+
+def test_what_an_earlier_step_has_left_makes_no_difference() -> None:
+    def wasteful(scores: Tensor) -> Tensor:
+        cycle: list[Any] = [torch.zeros(10_000)]  # only the collector frees it
+        cycle.append(cycle)
+        return scores
+
+    calls = []
+
+    def loss(scores: Tensor, y: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == 2:  # the step that is watched
+            gc.collect()
+        return F.cross_entropy(scores, y)
+
+    model = nn.Sequential(nn.Linear(4, 3000), nn.ReLU(), nn.Linear(3000, 2))
+    expected = step_bytes(model, model.parameters(), X, Y).peak
+    gc.disable()
+    try:
+        saved_by(wasteful)
+        assert step_bytes(model, model.parameters(), X, Y, loss).peak == expected
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_measuring_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 
@@ -67,6 +68,7 @@ def device(
     shares = None if p is None else flags.shares(p, "--p")
     num_bytes = flags.num_bytes(memory, "--memory")
     seconds = flags.seconds(round_seconds, "--round-seconds")
+    _refuse_without_client(client)
     settings = resolve(_for_one_client(given, client))
     if settings.device != "cpu":
         raise SettingsError(
@@ -138,6 +140,17 @@ def device(
             "no p fits this device; give it more with --memory or --round-seconds, or "
             "use a smaller model, smaller batches or fewer epochs"
         )
+
+
+def _refuse_without_client(client: int | None) -> None:
+    """Refuse flags that say how the data is divided, if it is not divided."""
+    flags_given = click.get_current_context().params
+    for name in ("clients", "alpha"):
+        if client is None and flags_given.get(name) is not None:
+            raise SettingsError(
+                f"--{name} {flags_given[name]}: has no effect, as all examples are "
+                "this device's own; add --client NUMBER to take one client's share"
+            )
 
 
 def _for_one_client(given: dict[str, Any], client: int | None) -> dict[str, Any]:

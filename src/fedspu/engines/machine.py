@@ -120,7 +120,50 @@ def memory_here(folder: Path | None) -> Space:
         with suppress(OSError, ValueError):  # it may be too long, or forbidden
             there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
             disk = shutil.disk_usage(there).free
-    return Space(ram, disk)
+    return Space(min(ram, free_in_container()), disk)
+
+
+def free_in_container(root: Path = Path("/")) -> float:
+    """Bytes that this process's container may still take; infinite without a limit."""
+    free = float("inf")
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text("utf-8").splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                names = CGROUP_2
+            elif "memory" in kinds.split(","):
+                names = CGROUP_1
+            else:
+                continue
+            # Inside of a container its own folder is the top, whatever its path says.
+            own = root / names[0] / path.lstrip("/")
+            top = root / names[0]
+            for group in (own, *own.parents):
+                if group == top or top in group.parents:
+                    free = min(free, _free_in_group(group, *names[1:]))
+    return free
+
+
+CGROUP_2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+CGROUP_1 = (
+    "sys/fs/cgroup/memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+)
+"""The folder, the limit, what is used, and what of that is only a cache of files."""
+
+
+def _free_in_group(group: Path, limit: str, used: str, cache: str) -> float:
+    try:
+        most = int((group / limit).read_text("utf-8"))  # "max" is no number
+        taken = int((group / used).read_text("utf-8"))
+    except (OSError, ValueError):
+        return float("inf")
+    with suppress(OSError, ValueError):
+        lines = (group / "memory.stat").read_text("utf-8").splitlines()
+        taken -= sum(int(n) for k, n in map(str.split, lines) if k == cache)
+    return float(max(0, most - max(0, taken)))
 
 
 def forget_peak() -> None:

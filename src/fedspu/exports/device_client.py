@@ -1,5 +1,6 @@
 """Export a device's own model, on the device: nothing of it has to leave."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedspu.deploy.layout import Device as DeviceFolder
@@ -8,7 +9,7 @@ from fedspu.exports import FORMATS, check_format
 from fedspu.exports.saved_client import described
 from fedspu.exports.write import Exported, check_request, write_export
 from fedspu.flower.config import node_settings
-from fedspu.flower.device import DONE, KeptRun
+from fedspu.flower.device import DONE, PERSONAL, KeptRun
 from fedspu.runs import ready_model
 
 
@@ -41,20 +42,26 @@ def export_own(
             f"clients of {plan.method.name} keep no model of their own; export the "
             "server's, on the server"
         )
-    memory, examples = kept.memory(), kept.examples(plan)
+    memory, examples = kept.memory(plan), kept.examples(plan)
     model = ready_model(plan, examples, t, client, memory, {}, "personal")
     slim = memory.own.active if memory.own else None
     part = examples.part(client, "test")
     found = described(plan, client, t, slim, model, examples.data, part)
-    return write_export(found, format, out, force=force)
+    # A device may have examples of a few classes only; the model has all.
+    facts = {**found.facts, "num_outputs": str(kept.num_outputs)}
+    return write_export(replace(found, facts=facts), format, out, force=force)
 
 
 def last_run(models: Path) -> Path:
-    """The folder of the run in which a device took part last."""
-    runs = [file.parent for file in models.glob(f"*/{DONE}")]
-    if not runs:
+    """The folder of the run in which a device took part last: its newest model's."""
+    newest = {
+        done.parent: max(file.stat().st_mtime_ns for file in files)
+        for done in models.glob(f"*/{DONE}")
+        if (files := list(done.parent.glob(f"{PERSONAL}/*.safetensors")))
+    }
+    if not newest:
         raise StorageError(
-            f"{models}: this device has not taken part in any run so far, so it has no "
+            f"{models}: this device has not trained in any run so far, so it has no "
             "model"
         )
-    return max(runs, key=lambda run: (run / "personal").stat().st_mtime)
+    return max(newest, key=lambda run: newest[run])

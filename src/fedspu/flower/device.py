@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -45,11 +45,12 @@ from fedspu.federation.engine import Answer, Missing
 from fedspu.federation.messages import VERSION, unpack_state
 from fedspu.federation.plan import Plan, Sample, first_line, make_plan
 from fedspu.federation.plan_file import describe_plan, restore_plan
-from fedspu.files import lock, read_file, sync_folder, write_whole
+from fedspu.files import Mark, lock, read_file, sync_folder, write_whole
 from fedspu.flower.config import NodeSettings
 from fedspu.imports import is_place
 from fedspu.methods.method import Memory
 from fedspu.neurons.choose import as_fraction
+from fedspu.neurons.slim import slim_state
 from fedspu.prepare import choose, with_kernels
 from fedspu.random_streams import stream
 from fedspu.settings import Settings
@@ -191,13 +192,17 @@ class Device:
         folder = self._folder(seat)
         if folder is None:
             return
-        done = Done(seat=seat, kernels=plan.settings.train.kernels)
         content = {
             SETTINGS: plan.settings.to_toml().encode(),
             PLAN: text.encode(),
             INITIAL: save(plan.initial),
-            DONE: done.model_dump_json().encode(),
         }
+        done = Done(
+            seat=seat,
+            kernels=plan.settings.train.kernels,
+            files={name: Mark.of(bytes_) for name, bytes_ in content.items()},
+        )
+        content[DONE] = done.model_dump_json().encode()
         for name, bytes_ in content.items():
             write_whole(folder / name, bytes_, durable=True, private=True)
         sync_folder(folder)
@@ -234,19 +239,26 @@ DONE, PERSONAL, LOCK = "done.json", "personal", ".lock"
 
 
 class Done(Strict):
-    """What is written last: who the device was at first, and what trains its model."""
+    """What is written last: who the device was at first, and what trains its model.
+
+    ``files`` has a mark of every other file of the run, but not of its models.
+    """
 
     seat: Seat
     kernels: Literal["auto", "native", "torch"]
+    files: dict[str, Mark] = Field(default_factory=dict)  # older ones have none
 
 
 def read_run(folder: Path) -> tuple[str, dict[str, Tensor], Done]:
     """What a device has kept of a run: the plan's text, w0, and who it is."""
     try:
         done = Done.model_validate_json(read_file(folder / DONE))
-        text = read_file(folder / PLAN).decode()
-        return text, load(read_file(folder / INITIAL)), done
-    except (ValidationError, UnicodeDecodeError, SafetensorError) as error:
+        content = {name: read_file(folder / name) for name in (PLAN, INITIAL)}
+        for name, found in content.items():
+            if done.files.get(name, Mark.of(found)) != Mark.of(found):
+                raise ValueError(f"{name} is not what was written")
+        return content[PLAN].decode(), load(content[INITIAL]), done
+    except (ValueError, SafetensorError) as error:  # also of pydantic and of decode
         raise StorageError(
             f"{folder} is damaged ({first_line(error)}); remove {DONE} in it, and it "
             "is made anew"
@@ -259,14 +271,26 @@ class KeptRun:
     def __init__(self, folder: Path, node: NodeSettings) -> None:
         self.folder, self.node = folder, node
         self._text, self._initial, self._done = read_run(folder)
-        self.client = self._done.seat.client
-        given = parse_toml(read_file(folder / SETTINGS, MOST_BYTES), str(folder))
+        seat = self._done.seat
+        self.client, self.num_outputs = seat.client, seat.num_outputs
+        given = parse_toml(self._settings(), str(folder / SETTINGS))
         self._given = {**dict(flatten(given)), "data.name": node.data}
         self._shelf = Shelf(folder / PERSONAL)
         rounds = [t for client, t in self._shelf.names() if client == self.client]
         if not rounds:
-            raise StorageError(f"{folder}: there is no model here")
+            raise StorageError(f"{folder}: there is no model of this device here")
         self.round = max(rounds)
+
+    def _settings(self) -> bytes:
+        """The run's settings.toml; refuses one that was edited since."""
+        content = read_file(self.folder / SETTINGS, MOST_BYTES)
+        mark = self._done.files.get(SETTINGS)
+        if mark is not None and mark != Mark.of(content):
+            raise StorageError(
+                f"{self.folder / SETTINGS} was edited or damaged since the run began; "
+                "undo that"
+            )
+        return content
 
     @property
     def names_code(self) -> list[str]:
@@ -283,9 +307,17 @@ class KeptRun:
         plan = restore_plan(self.folder, text, settings, method, task, None, initial)
         return replace(plan, capacities=capacities(self._done.seat))
 
-    def memory(self) -> Memory:
-        """What the device kept last."""
-        return self._shelf.get(self.client, self.round)
+    def memory(self, plan: Plan) -> Memory:
+        """What the device kept last; refuses a model that is not one of this plan."""
+        memory, own = self._shelf.get(self.client, self.round), plan.initial
+        if memory.own is not None and memory.own.active is not None:
+            own = slim_state(own, plan.neurons, memory.own.active)
+        forms = {name: (t.shape, t.dtype) for name, t in own.items()}
+        kept = memory.own.state if memory.own is not None else {}
+        if forms != {name: (t.shape, t.dtype) for name, t in kept.items()}:
+            file = self._shelf.path(self.client, self.round)
+            raise StorageError(f"{file}: is not a whole model of this run")
+        return memory
 
     def examples(self, plan: Plan) -> OwnData:
         """The device's own examples, divided as in the run."""

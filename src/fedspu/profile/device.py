@@ -142,16 +142,29 @@ class Device:
     def costs(self, listed: Sequence[float]) -> list[TurnCosts]:
         """What a turn costs at each p, measured by training; they take turns."""
         count = self._enough(max(listed))
-        times: dict[float, list[float]] = {p: [] for p in listed}
-        for p in times:
-            self._train(p, count)  # the first one also prepares things
+        times: dict[tuple[float, int], list[float]] = {
+            (p, n): [] for p in listed for n in (1, count)
+        }
+        for p, n in times:
+            self._train(p, n)  # the first one also prepares things
         for _ in range(REPETITIONS):
-            for p, taken in times.items():
-                taken.append(self._train(p, count))
+            for (p, n), taken in times.items():
+                taken.append(self._train(p, n))
+        seconds = {of: median(taken) for of, taken in times.items()}
         return [
-            TurnCosts(p, self._bytes(p), self.num_steps * median(taken) / count)
-            for p, taken in times.items()
+            TurnCosts(
+                p, self._bytes(p), self._turn(seconds[p, 1], seconds[p, count], count)
+            )
+            for p in listed
         ]
+
+    def _turn(self, one: float, many: float, count: int) -> float:
+        """Seconds of a turn, from those of one batch and of ``count`` batches.
+
+        One batch also has what a turn does only once, before its first step.
+        """
+        step = max(0.0, many - one) / (count - 1) if count > 1 else one
+        return one + (self.num_steps - 1) * step
 
     def _bytes(self, p: float) -> int:
         """The peak of one step with the largest batch, and what the optimizer keeps."""

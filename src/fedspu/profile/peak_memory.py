@@ -1,5 +1,6 @@
 """Bytes of a training step, measured by taking it."""
 
+import gc
 import os
 import sys
 import weakref
@@ -182,6 +183,7 @@ def _peak(step: Callable[[], None]) -> int:
     """The most bytes that PyTorch's allocator has handed out at once in a step."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with (
+        _without_garbage(),
         _without_log(),
         torch.profiler.profile(activities=activities, profile_memory=True) as watch,
     ):
@@ -194,6 +196,23 @@ def _peak(step: Callable[[], None]) -> int:
     )
     peak: int = max(accumulate((e.nbytes() for e in changes), initial=0))
     return peak
+
+
+@contextmanager
+def _without_garbage() -> Iterator[None]:
+    """Without Python's collector, which may run at any moment of a step.
+
+    If it freed there what an earlier measured step has left, PyTorch's profiler would
+    take these bytes off this step.
+    """
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

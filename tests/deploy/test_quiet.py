@@ -24,17 +24,30 @@ def test_a_connection_is_said_in_our_words(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "connected; waiting for a run\n"
 
 
-def test_our_own_question_is_no_error_and_all_others_are() -> None:
+def test_our_own_question_is_no_error_and_all_others_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     ours = record("[%s][ApiError:2003] Attempted", "/v1/fleet/activate-node")
     assert not Quiet().filter(ours)
+    assert not capsys.readouterr().out
     assert Quiet().filter(record("[%s][ApiError:2001] Attempted", "/v1"))
 
 
-def test_flower_logs_warnings_only_unless_someone_asks_for_more(
+def test_a_device_that_seems_to_be_connected_is_refused_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert not Quiet().filter(record("Exit Code: 305\n[code: 2004] Failed to activate"))
+    assert "still takes this device for connected" in capsys.readouterr().out
+    refused = record("[%s][ApiError:2004] with public key: %s", "/v1", b"-----BEGIN")
+    assert not Quiet().filter(refused)
+    assert capsys.readouterr().out.startswith("a device was refused: its key is not")
+
+
+def test_flower_logs_errors_only_unless_someone_asks_for_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FLWR_LOG_LEVEL", raising=False)
-    assert environment(Path("home"))["FLWR_LOG_LEVEL"] == "WARNING"
+    assert environment(Path("home"))["FLWR_LOG_LEVEL"] == "ERROR"
     monkeypatch.setenv("FLWR_LOG_LEVEL", "DEBUG")
     assert environment(Path("home"))["FLWR_LOG_LEVEL"] == "DEBUG"
 

@@ -1,7 +1,7 @@
 """Flower's own processes: they say what matters, and end with the command above them.
 
-Flower logs every request. Of that, only warnings and errors are shown (``processes.py``
-sets the level), and what people wait for is said in our words.
+Flower logs every request. Of that, only errors are shown (``processes.py`` sets the
+level), and what people wait for is said in our words.
 """
 
 import logging
@@ -10,22 +10,31 @@ import signal
 import threading
 import time
 
-IN_WORDS = {"SuperNode ID: %s": "connected; waiting for a run"}
-"""Lines of Flower that are said in other words."""
-
-OUR_OWN = "[ApiError:2003]"
-"""What the SuperLink says of our own question whether it knows a key: see fleet.py."""
+IN_WORDS = {
+    # A SuperNode
+    "SuperNode ID: ": "connected; waiting for a run",
+    "[code: 2004]": "the server still takes this device for connected, for up to a "
+    "minute after a sudden end; if this goes on, another device uses the same key",
+    # The SuperLink; the first is our own question whether it knows a key: see fleet.py
+    "[ApiError:2003]": "",
+    "[ApiError:2004]": "a device was refused: its key is not registered, or it is "
+    "still taken for connected",
+}
+"""What is in lines of Flower that are said in other words, or not at all."""
 
 
 class Quiet(logging.Filter):
-    """Leaves out what we caused ourselves, and says some lines in other words."""
+    """Says some lines in other words."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is shown as Flower says it."""
-        if isinstance(record.msg, str) and record.msg in IN_WORDS:
-            print(IN_WORDS[record.msg], flush=True)  # noqa: T201  # it is for people
-            return False
-        return OUR_OWN not in record.getMessage()
+        said = record.getMessage()
+        for text, words in IN_WORDS.items():
+            if text in said:
+                if words:
+                    print(words, flush=True)  # noqa: T201  # it is for people
+                return False
+        return True
 
 
 def be_quiet() -> None:

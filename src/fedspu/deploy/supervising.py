@@ -97,10 +97,8 @@ def _why_it_ended(device: Device, process: subprocess.Popen[bytes]) -> str:
     if process.returncode < 0:
         return f"the SuperNode was ended by signal {-process.returncode}"
     return (
-        f"the SuperNode ended (exit code {process.returncode}): its lines above say "
-        "why. The server can be reached and knows this key. After a quick restart it "
-        "takes a device for still connected, for about a minute; if this goes on, "
-        "another device uses the same key"
+        f"the SuperNode ended (exit code {process.returncode}; the line above says "
+        "why), but the server can be reached and knows this key"
     )
 
 

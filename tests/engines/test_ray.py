@@ -267,9 +267,9 @@ def test_ctrl_c_leaves_a_run_to_resume_and_no_actor(
     result = finished(process)
     assert result.code == 130
     assert result.error.startswith("interrupted; rounds up to ")
-    total = ray.cluster_resources()["CPU"]
-    wait_until(lambda: ray.available_resources().get("CPU") == total)
-    assert ray.available_resources()["CPU"] == total
+    total = ray.cluster_resources()["CPU"]  # type: ignore[no-untyped-call]
+    wait_until(lambda: ray.available_resources().get("CPU") == total)  # type: ignore[no-untyped-call]
+    assert ray.available_resources()["CPU"] == total  # type: ignore[no-untyped-call]
 
 
 def test_the_address_of_a_cluster_is_forgotten_with_its_engine(tmp_path: Path) -> None:

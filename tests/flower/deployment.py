@@ -48,12 +48,19 @@ class Deployment:
                 _change(device.root / "device.toml", {f":{self.server.port}": there})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *more: str) -> None:
         """Start the server, or the device of this name."""
         words = ("server", self.server.root)
         if name != "server":
             words = ("device", self.server.root / "devices" / name)
-        command = [sys.executable, "-m", "fedspu.cli", "deploy", *map(str, words)]
+        command = [
+            sys.executable,
+            "-m",
+            "fedspu.cli",
+            "deploy",
+            *map(str, words),
+            *more,
+        ]
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command,
@@ -86,7 +93,7 @@ class Deployment:
         """Wait until all devices are connected."""
 
         def are_online() -> bool:
-            return all("SuperNode ID" in self.said(name) for name in self.names)
+            return all("connected; waiting" in self.said(name) for name in self.names)
 
         self.wait(are_online, seconds, "devices are not connected")
 

@@ -77,6 +77,13 @@ class Nodes(Grid):
                 self.replies[ids[-1]] = monotonic() + seconds, reply
         return ids
 
+    def push_again(self, message: Message) -> None:
+        """A message that its node takes up only now."""
+        arrived, _ = _through(message)
+        reply = self.answers[arrived.metadata.dst_node_id](arrived)
+        if reply is not None:
+            self.replies[message.metadata.message_id] = monotonic(), _through(reply)[0]
+
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         now = monotonic()
         there = [i for i in message_ids if i in self.replies]

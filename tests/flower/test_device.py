@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedspu import files, prepare
+from fedspu.engines.flower import fleet
 from fedspu.errors import DataError, FedSPUError, SettingsError
 from fedspu.federation import client_memory
 from fedspu.federation import plan as plan_module
@@ -18,10 +20,12 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
 from fedspu.files import lock
 from fedspu.flower import device as device_module
+from fedspu.flower.client_app import LOST
 from fedspu.flower.config import node_settings, split
 from fedspu.flower.device import Device
 from tests.flower.fleet import NAMES, House
 from tests.flower.test_rounds import PowerCutError, cut_after
+from tests.oracles.federation import same_bits
 
 GIVEN = {"clients.per_round": 3, "early_stopping.on": False}
 
@@ -111,7 +115,7 @@ def test_a_full_disk_costs_a_turn_and_loses_nothing(
         [0, 2],
         [0, 1, 2],
     ]
-    why = "it cannot use its own disk; its log says more"
+    why = "it cannot use its own disk; its own log says more"
     assert house.seen[1].missing == {1: why}
     assert "No space left on device" in caplog.text
     assert house.memory(1, 1)
@@ -130,7 +134,117 @@ def test_a_device_that_lost_its_model_is_missing(
 
     house.serve(watch)
     assert sorted(house.seen[1].answers) == [0, 2]
+    assert house.seen[1].missing == {1: LOST}
     assert "client-1-round-1.safetensors" in caplog.text
+    assert "start it again with --begin-anew" in caplog.text
+
+
+def test_a_device_that_lost_its_model_is_not_asked_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, {**GIVEN, "rounds": 5})
+    house.start(0, 1, 2)
+    files: dict[Path, bytes] = {}
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            for file in (tmp_path / "hall").rglob("client-*.safetensors"):
+                files[file] = file.read_bytes()
+                file.unlink()
+        if played.federation.round == 3:  # its owner has a copy
+            for file, content in files.items():
+                file.write_bytes(content)
+            monkeypatch.setattr(fleet, "AGAIN_SECONDS", 0.0)
+            house.stop(1)
+            house.start(1)
+
+    server = house.serve(watch)
+    asked = [sorted({*r.answers, *r.missing}) for r in house.seen]
+    assert asked == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+    assert house.seen[3].missing == {}
+    assert server.last.federation.last[1] == 5
+
+
+def test_a_device_that_lost_its_model_may_begin_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path, {**GIVEN, "rounds": 4})
+    house.start(0, 2)
+    house.start(1, anew=True)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 2:
+            shutil.rmtree(own_runs(house, 1)[0])
+
+    house.serve(watch)
+    assert [sorted(r.answers) for r in house.seen] == [
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 2],
+        [0, 1, 2],
+    ]
+    assert house.seen[2].missing == {1: "its model is lost, and it begins anew"}
+    assert sorted(house.seen[2].federation.last) == [0, 2]
+    assert house.memory(1, 4)
+    # As a new client: it was sent the first model again.
+    text = (tmp_path / "run/clients.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    sent = [x["bytes_initial"] > 0 for x in lines if x["client"] == 1]
+    assert sent == [True, False, True]
+
+
+def test_a_device_that_may_begin_anew_keeps_the_model_that_it_has(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path, {**GIVEN, "rounds": 2})
+    house.start(0, 1, 2, anew=True)
+    last = house.serve().last.federation
+    whole = House(tmp_path / "whole", {**GIVEN, "rounds": 2})
+    whole.start(0, 1, 2)
+    assert same_bits(last.global_state, whole.serve().last.federation.global_state)
+
+
+@pytest.mark.parametrize("name", ["settings.toml", "done.json"])
+def test_a_disk_that_is_full_from_the_beginning_is_said_in_words(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write = files.write_whole
+
+    def full(path: Path, content: bytes, **kinds: bool) -> Any:
+        if path.name == name and "hall" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, content, **kinds)
+
+    monkeypatch.setattr(device_module, "write_whole", full)
+    house = House(tmp_path, {**GIVEN, "rounds": 2})
+    house.start(0, 1, 2)
+    house.serve()
+    assert [sorted(played.answers) for played in house.seen] == [[0, 2]] * 2
+    assert "the disk is full: free some space" in caplog.text
+
+
+def test_data_that_vanishes_between_two_rounds_costs_turns_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path, {**GIVEN, "rounds": 4})
+    house.start(0, 1, 2)
+    file = tmp_path / "hall.npz"
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            file.rename(tmp_path / "away.npz")
+        if played.federation.round == 3:
+            (tmp_path / "away.npz").rename(file)
+
+    house.serve(watch)
+    cohorts = [sorted(played.answers) for played in house.seen]
+    assert cohorts == [[0, 1, 2], [0, 2], [0, 2], [0, 1, 2]]
+    why = "it cannot use its own examples; its own log says more"
+    assert house.seen[1].missing == {1: why}
+    assert "hall.npz" in caplog.text
 
 
 def test_a_damaged_model_is_not_used(tmp_path: Path) -> None:

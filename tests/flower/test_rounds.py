@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Error, Message
 
+from fedspu.engines.flower import fleet
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
@@ -224,7 +226,10 @@ def test_a_run_without_any_device_left_says_what_is_saved(tmp_path: Path) -> Non
     [
         ({"name": "attic"}, "another device with this name is connected"),
         ({"capacity": 7}, "capacity = 7"),
-        ({"data": "arrays:nowhere.npz"}, "DataError"),
+        (
+            {"data": "arrays:nowhere.npz"},
+            "kitchen cannot take part: it cannot use its own examples",
+        ),
     ],
 )
 def test_a_device_that_cannot_take_part_is_named_and_told_why(
@@ -236,7 +241,7 @@ def test_a_device_that_cannot_take_part_is_named_and_told_why(
     house = House(tmp_path)
     house.start(0, 1)
     house.start(2, **change)
-    caplog.set_level("INFO", "flwr")
+    caplog.set_level("INFO", "fedspu")
     server = house.serve(changes={"deploy.devices": 2})
     assert server.names == ["attic", "hall"]
     assert reason in caplog.text
@@ -252,10 +257,58 @@ def test_a_device_with_another_model_is_refused(
     other = Nodes({**house.config, "model": "mlp"})
     house.grid.answers[node] = other.answers[other.add(house.node_config(2), app)]
     assert answer is not house.grid.answers[node]
-    caplog.set_level("INFO", "flwr")
+    caplog.set_level("INFO", "fedspu")
     house.serve()
     assert "kitchen cannot take part: its model is not the server's" in caplog.text
     assert all(2 not in played.answers for played in house.seen)
+
+
+def test_a_device_that_cannot_take_part_is_asked_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 3}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+    file = tmp_path / "hall.npz"
+    file.rename(tmp_path / "away.npz")
+    monkeypatch.setattr(fleet, "AGAIN_SECONDS", 0.0)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            (tmp_path / "away.npz").rename(file)
+
+    server = house.serve(watch, {"deploy.devices": 2})
+    assert server.names == ["attic", "kitchen", "hall"]
+    assert [len(played.answers) for played in house.seen] == [2, 3, 3]
+    refusals = [r for r in caplog.messages if r.startswith("hall cannot take part")]
+    assert len(refusals) == 1  # said once, asked often
+
+
+def test_devices_that_cannot_take_part_are_named_when_too_few_are_there(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path)
+    house.start(0, 1)
+    house.start(2, data="arrays:nowhere.npz")
+    words = r"\(attic, hall; kitchen: it cannot use its own examples"
+    with pytest.raises(FedSPUError, match=words):
+        house.serve(changes={"deploy.wait": 0.05})
+
+
+def test_a_run_ends_if_only_devices_that_stay_away_have_not_stopped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path, {"rounds": 50, "train.lr": 0.5, "clients.per_round": 3})
+    house.start(0, 1, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            house.stop(1)
+
+    last = house.serve(watch, {"deploy.wait": 0.05}).last.federation
+    assert last.stopped == {0, 2}
+    assert "have stopped, and hall did not come back within 0.05 s" in caplog.text
+    assert (tmp_path / "run/summary.json").exists()
 
 
 # Lost messages ------------------------------------------------------------------------
@@ -280,6 +333,58 @@ def test_a_slow_device_is_missing_and_the_round_goes_on(tmp_path: Path) -> None:
         {1: "no answer within 1.5 s"}
     ] * 2
     assert sorted(house.seen[-1].federation.last) == [0, 2]
+
+
+def test_a_device_that_was_late_is_not_waited_for_until_it_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a SuperNode does, it takes up no message before the last one is done."""
+    given = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 5}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+    node = house.nodes["hall"]
+    answer = house.grid.answers[node]
+    is_busy = False
+
+    def slow(message: Message) -> Message | None:
+        nonlocal is_busy
+        is_first = message.metadata.group_id == "2" and not is_busy
+        is_busy = is_busy or is_first
+        return None if is_busy else answer(message)
+
+    house.grid.answers[node] = slow
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 4:  # it is done; the SuperLink has kept messages
+            house.grid.answers[node] = answer
+            for sent in house.grid.sent[-20:]:
+                if sent.metadata.dst_node_id == node and sent.metadata.ttl > 100:
+                    house.grid.push_again(sent)
+
+    began = monotonic()
+    house.serve(watch, {"clients.deadline": 3.0})
+    asked = [sorted({*r.answers, *r.missing}) for r in house.seen]
+    assert asked == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 2], [0, 1, 2]]
+    assert house.seen[1].missing == {1: "no answer within 3 s"}
+    assert "hall is late; the rounds go on without it" in caplog.text
+    assert monotonic() - began < 60
+
+
+def test_a_message_whose_time_is_over_is_said_to_be_late(tmp_path: Path) -> None:
+    given = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 1}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+    node = house.nodes["hall"]
+    answer = house.grid.answers[node]
+
+    def expired(message: Message) -> Message | None:
+        if message.metadata.message_type != "train":
+            return answer(message)
+        return Message(Error(code=3, reason="expired"), reply_to=message)
+
+    house.grid.answers[node] = expired
+    house.serve(changes={"clients.deadline": 20.0})
+    assert house.seen[0].missing == {1: "no answer within 20 s"}
 
 
 def test_error_replies_are_missing_clients(tmp_path: Path) -> None:

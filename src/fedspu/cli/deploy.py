@@ -247,6 +247,14 @@ def device(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="This device's folder.")
     ],
+    begin_anew: Annotated[
+        bool,
+        typer.Option(
+            "--begin-anew",
+            help="If this device's own model is lost, begin with a new one. Without "
+            "this, the device waits until its files are put back.",
+        ),
+    ] = False,
 ) -> None:
     """Keep this device connected, until Ctrl-C or SIGTERM; says why if it cannot be.
 
@@ -259,7 +267,7 @@ def device(
     found = Device.read(folder)
     from fedspu.deploy.supervising import supervise
 
-    supervise(found, _say)
+    supervise(found, _say, begin_anew)
 
 
 # Runs ---------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "ERROR"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Nobody else may say that a request comes from this machine (superlink.py).
@@ -65,11 +66,8 @@ def environment(home: Path) -> dict[str, str]:
 
 def superlink_command(server: Server) -> list[str]:
     """The SuperLink, with TLS and devices' keys; see ``superlink.py``."""
-    if find_spec("flwr") is None:
-        script("flower-superlink")  # says what is missing
     return [
-        sys.executable,
-        *("-m", "fedspu.deploy.superlink"),
+        *_own("superlink"),
         *("--host", server.bind, "--port", str(server.port)),
         *("--ssl-ca-certfile", str(server.authority)),
         *("--ssl-certfile", str(server.certificate)),
@@ -82,7 +80,7 @@ def superlink_command(server: Server) -> list[str]:
 def supernode_command(device: Device) -> list[str]:
     """The SuperNode of a device; ``write_node_config`` must have been called."""
     return [
-        script("flower-supernode"),
+        *_own("supernode"),
         *("--superlink", device.server),
         *("--root-certificates", str(device.authority)),
         *("--auth-supernode-private-key", str(device.key)),
@@ -92,10 +90,18 @@ def supernode_command(device: Device) -> list[str]:
     ]
 
 
-def write_node_config(device: Device) -> None:
+def _own(name: str) -> list[str]:
+    """The command of one of our modules that start a process of Flower."""
+    if find_spec("flwr") is None:
+        script(f"flower-{name}")  # says what is missing
+    return [sys.executable, "-m", f"fedspu.deploy.{name}"]
+
+
+def write_node_config(device: Device, anew: bool = False) -> None:
     """Write what the app on this device is told about it."""
     device.home.mkdir(mode=0o700, exist_ok=True)
-    text = tomli_w.dumps(device.node_config)
+    more = {"anew": True} if anew else {}
+    text = tomli_w.dumps({**device.node_config, **more})
     write_whole(_node_config(device), text.encode())
 
 

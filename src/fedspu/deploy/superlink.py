@@ -99,6 +99,10 @@ def main() -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
+    from fedspu.deploy.quiet import be_quiet, end_with_parent
+
+    be_quiet()
+    end_with_parent()
     others = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(Gate), *others())
     flower_superlink()

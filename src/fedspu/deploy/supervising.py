@@ -31,10 +31,13 @@ WATCH = 60.0
 Say = Callable[[str], None]
 
 
-def supervise(device: Device, say: Say) -> None:
-    """Keep the device connected until this process is told to end."""
+def supervise(device: Device, say: Say, anew: bool = False) -> None:
+    """Keep the device connected until this process is told to end.
+
+    ``anew``: if its own model is lost, it begins with a new one.
+    """
     check_device_files(device)
-    prepare_folders(device)
+    prepare_folders(device, anew)
     pause = FIRST_PAUSE
     with until_told_to_end() as told:
         while not told.is_set():
@@ -94,9 +97,8 @@ def _why_it_ended(device: Device, process: subprocess.Popen[bytes]) -> str:
     if process.returncode < 0:
         return f"the SuperNode was ended by signal {-process.returncode}"
     return (
-        f"the SuperNode ended (exit code {process.returncode}): its lines above say "
-        "why. The server can be reached and knows this key; after a quick restart it "
-        "takes a device for still connected, for about a minute"
+        f"the SuperNode ended (exit code {process.returncode}; the line above says "
+        "why), but the server can be reached and knows this key"
     )
 
 
@@ -145,11 +147,11 @@ def check_device_files(device: Device) -> None:
         raise DeploymentError(f"{device.authority} is missing; {how}")
 
 
-def prepare_folders(device: Device) -> None:
+def prepare_folders(device: Device, anew: bool = False) -> None:
     """Make the folder of the device's models, which only its owner can read."""
     try:
         device.models.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_node_config(device)
+        write_node_config(device, anew)
     except OSError as error:
         raise DeploymentError(
             f"{error.filename or device.models}: cannot be written "

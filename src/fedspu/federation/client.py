@@ -17,7 +17,7 @@ from fedspu.errors import (
     TrainingError,
 )
 from fedspu.federation.checks import check_broadcast, read_request
-from fedspu.federation.client_memory import Shelf, ShelfError
+from fedspu.federation.client_memory import LostError, Shelf, ShelfError
 from fedspu.federation.engine import Answer, Cost, Missing
 from fedspu.federation.messages import (
     JudgeReply,
@@ -121,7 +121,7 @@ class Client:
         try:
             return self.shelf.get(request.client, request.last)
         except StorageError as error:
-            raise ShelfError(str(error)) from error
+            raise LostError(str(error)) from error
 
     # A turn (Algorithm 1, lines 8 to 11, and Algorithm 2, lines 8 to 16) --------------
 

@@ -29,6 +29,10 @@ class ShelfError(StorageError):
     """What a client keeps could not be written, or not be read."""
 
 
+class LostError(ShelfError):
+    """What a client kept is no longer there, or is damaged."""
+
+
 class Shelf:
     """A folder of clients' memories, one file each; the latest also in RAM.
 
@@ -60,7 +64,8 @@ class Shelf:
                     sync_folder(self.folder)
             except OSError as error:
                 raise ShelfError(
-                    f"{self.folder}: cannot write ({error.strerror or error})"
+                    f"{self.folder}: cannot write ({error.strerror or error}); what "
+                    "was there before is whole"
                 ) from error
         self._forget((client, t))  # a round may be played again
         self._keep((client, t), memory)
@@ -133,6 +138,8 @@ def read_state(path: Path) -> State:
     """The tensors in a file."""
     try:
         return load_file(path)
+    except FileNotFoundError:
+        raise StorageError(f"{path} is missing") from None
     except Exception as error:  # safetensors has no base class of its own
         raise StorageError(f"{path}: cannot be read ({error})") from error
 

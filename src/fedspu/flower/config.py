@@ -43,12 +43,14 @@ class NodeSettings(_Table):
 
     ``folder`` is where it keeps its personal models; without one, Flower keeps them in
     memory, as in a simulation. ``data`` is its own data, by its name as for ``--data``.
+    ``anew``: if its personal model is lost, it begins with a new one.
     """
 
     name: Name
     capacity: Capacity
     data: str
     folder: Path | None = None
+    anew: bool = False
 
 
 def split(

@@ -9,6 +9,7 @@ folder, one for each run that it took part in::
 What it keeps never leaves it.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -124,9 +125,7 @@ class Device:
                 self.node.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_whole(self.node.folder / "can-be-written", b"", private=True)
             except OSError as error:
-                raise StorageError(
-                    f"{self.node.folder}: cannot write ({error.strerror})"
-                ) from None
+                raise cannot_write(self.node.folder, error) from None
 
     # A message ------------------------------------------------------------------------
 
@@ -203,9 +202,12 @@ class Device:
             files={name: Mark.of(bytes_) for name, bytes_ in content.items()},
         )
         content[DONE] = done.model_dump_json().encode()
-        for name, bytes_ in content.items():
-            write_whole(folder / name, bytes_, durable=True, private=True)
-        sync_folder(folder)
+        try:
+            for name, bytes_ in content.items():
+                write_whole(folder / name, bytes_, durable=True, private=True)
+            sync_folder(folder)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
 
     # Its folder -----------------------------------------------------------------------
 
@@ -219,7 +221,10 @@ class Device:
                 "node config: folder is not given; expected where the device keeps its "
                 "personal model"
             )
-        (folder / PERSONAL).mkdir(mode=0o700, exist_ok=True)
+        try:
+            (folder / PERSONAL).mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
         return Shelf(folder / PERSONAL, durable=True)
 
     def _alone(self, seat: Seat) -> AbstractContextManager[Any]:
@@ -227,8 +232,11 @@ class Device:
         folder = self._folder(seat)
         if folder is None:
             return nullcontext()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = lock(folder / LOCK, seconds=LOCK_SECONDS)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            held = lock(folder / LOCK, seconds=LOCK_SECONDS)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
         if held is None:
             raise StorageError(f"{folder} is used by another process of this device")
         return held
@@ -337,6 +345,15 @@ def _forget_old(shelf: Shelf, client: int) -> None:
     rounds = sorted(t for k, t in shelf.names() if k == client)
     for t in rounds[:-KEPT]:
         shelf.drop(client, t)
+
+
+def cannot_write(folder: Path, error: OSError) -> StorageError:
+    """A folder cannot be written, and why."""
+    if error.errno == errno.ENOSPC:
+        why = "the disk is full: free some space, and this device takes part again"
+    else:
+        why = error.strerror or str(error)
+    return StorageError(f"{folder}: cannot write ({why})")
 
 
 # What both sides compute --------------------------------------------------------------

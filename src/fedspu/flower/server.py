@@ -1,11 +1,10 @@
 """The server of a run on devices: our own loop over rounds, saved after each."""
 
 import json
-import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from flwr.serverapp import Grid
 from fedspu import models
 from fedspu.engines.flower.engine import FlowerEngine
 from fedspu.engines.flower.fleet import Fleet
+from fedspu.engines.flower.log import log
 from fedspu.engines.flower.wire import Hello, Seat, fedspu_version
 from fedspu.engines.machine import forget_peak, peak_rss_bytes
 from fedspu.errors import FedSPUError, SettingsError, StorageError
@@ -38,8 +38,6 @@ from fedspu.methods.method import Method
 from fedspu.neurons.choose import as_fraction
 from fedspu.prepare import choose
 from fedspu.tasks.task import Task
-
-log = logging.getLogger("flwr")
 
 FOLLOWS = ("clients.number", "clients.capacities", "clients.per_round")
 """Settings that follow from the devices that take part."""
@@ -75,6 +73,8 @@ class Server:
         self.fleet = Fleet(grid, self._why_not, poll)
         self.folder: RunFolder | None = None
         self._away: frozenset[int] = frozenset()
+        self._anew: set[int] = set()  # clients that have lost what they kept
+        self._is_left_alone = False
         self._sample: Sample
         self._base: Plan | None = None
         self._first: Hello | None = None
@@ -89,6 +89,8 @@ class Server:
             self.begin()
             while not self.is_over:
                 here = self.present()
+                if self._is_left_alone:
+                    break
                 self.record(next(play(self.plan, self.engine, here, self.last.scores)))
             return self.finish()
         finally:
@@ -120,8 +122,11 @@ class Server:
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds are played, or every device has stopped."""
-        return is_over(self.last.federation, self.plan)
+        """Whether all rounds are played, or every device has stopped.
+
+        Devices that were waited for in vain are not counted.
+        """
+        return self._is_left_alone or is_over(self.last.federation, self.plan)
 
     def present(self) -> Federation:
         """The federation as it is for the devices that are connected now.
@@ -143,7 +148,9 @@ class Server:
     def record(self, played: Round) -> None:
         """Save a round that was played from what ``present`` gave."""
         stopped = played.federation.stopped - self._away
-        federation = replace(played.federation, stopped=stopped)
+        federation = without(played.federation, self._anew)
+        self._anew.clear()
+        federation = replace(federation, stopped=stopped)
         played = replace(played, federation=federation)
         lines = record_round(self.plan, played, self._clock.round(played))
         self._rounds += lines["rounds.jsonl"]
@@ -186,6 +193,8 @@ class Server:
             poll=self.fleet.poll,
             deadline=(asked or math.inf) if asked is not None else LONGEST,
             refused=lambda client, why: self.fleet.refuse(self.names[client], why),
+            late=lambda client: self.fleet.is_late(self.names[client]),
+            anew=self._anew.add,
         )
 
     def _absent(self, federation: Federation) -> frozenset[int]:
@@ -196,6 +205,15 @@ class Server:
                 k for k, name in enumerate(self.names) if name not in self.fleet.nodes
             }
             if set(range(len(self.names))) - absent - federation.stopped:
+                return frozenset(absent - federation.stopped)
+            if monotonic() > until and self.fleet.nodes:
+                away = ", ".join(self.names[k] for k in sorted(absent))
+                log.warning(
+                    "the run ends: all devices that are connected have stopped, and "
+                    "%s did not come back within %g s",
+                    *(away, self.deploy.wait),
+                )
+                self._is_left_alone = True
                 return frozenset(absent - federation.stopped)
             if monotonic() > until:
                 raise FedSPUError(
@@ -409,6 +427,15 @@ class Server:
         lost = {**played.missing, **played.refused}
         parts += [f"without {self.names[k]} ({why})" for k, why in lost.items()]
         return ", ".join(parts)
+
+
+def without(federation: Federation, clients: Collection[int]) -> Federation:
+    """The federation as if these clients had never taken part."""
+    return replace(
+        federation,
+        last={k: t for k, t in federation.last.items() if k not in clients},
+        kept={k: a for k, a in federation.kept.items() if k not in clients},
+    )
 
 
 LONGEST = 3600.0

@@ -42,9 +42,11 @@ class FlowerEngine:
     ``node_of`` gives a client's node, or None if it is not connected. ``seats`` are
     what each client must know of the run; none are needed if clients have the plan. At
     most ``window`` messages are on their way at once. ``poll``: seconds between two
-    looks for replies. ``refused`` is told of clients that cannot take part, and why.
-    ``is_trusted``: clients are of this machine, and may end the run. ``is_alive`` is
-    called again and again while it waits, and may raise.
+    looks for replies. ``refused`` is told of clients that cannot take part, and why,
+    ``late`` of those that did not answer in time, ``anew`` of those that have lost what
+    they kept and want to begin again. ``is_trusted``: clients are of this machine, and
+    may end the run. ``is_alive`` is called again and again while it waits, and may
+    raise.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class FlowerEngine:
         poll: float = 0.5,
         deadline: float = math.inf,
         refused: Callable[[int, str], None] | None = None,
+        late: Callable[[int], None] = lambda client: None,
+        anew: Callable[[int], None] = lambda client: None,
         is_trusted: bool = False,
         is_alive: Callable[[], None] | None = None,
     ) -> None:
@@ -66,6 +70,7 @@ class FlowerEngine:
         self.seats, self.facts = seats, facts or Facts()
         self.window, self.poll, self.deadline = window, poll, deadline
         self.refused, self.is_trusted, self.is_alive = refused, is_trusted, is_alive
+        self.late, self.anew = late, anew
 
     def exchange(
         self, requests: Mapping[int, Request], broadcast: State | None = None
@@ -103,7 +108,7 @@ class FlowerEngine:
             node,
             MessageType.EVALUATE if is_judging else MessageType.TRAIN,
             group_id=str(request.round),
-            ttl=None if math.isinf(self.deadline) else self.deadline,
+            ttl=self.deadline if self.has_deadline else None,
         )
         ids = list(self.grid.push_messages([message]))
         if len(ids) != 1 or not ids[0]:
@@ -127,6 +132,8 @@ class FlowerEngine:
             sleep(self.poll)
 
     def _answer(self, sent: Sent, reply: Message) -> Answer | Missing:
+        if reply.has_error() and reply.error.code == EXPIRED and self.has_deadline:
+            return self._too_late(sent)
         if reply.has_error():
             return Missing(why(reply), has_failed=is_own_error(reply))
         try:
@@ -136,6 +143,9 @@ class FlowerEngine:
         if isinstance(found, Refusal):
             if found.is_fatal and self.is_trusted:
                 raise FedSPUError(found.reason)
+            if found.begins_anew:
+                self.anew(sent.client)
+                return Missing(found.reason)
             if not found.has_failed and self.refused is not None:
                 self.refused(sent.client, found.reason)
             return Missing(found.reason, has_failed=found.has_failed)
@@ -146,8 +156,20 @@ class FlowerEngine:
         for message_id, sent in list(waiting.items()):
             if now > sent.until:
                 del waiting[message_id]
-                yield sent.client, Missing(f"no answer within {self.deadline:g} s")
+                yield sent.client, self._too_late(sent)
 
+    @property
+    def has_deadline(self) -> bool:
+        """Whether clients must answer within a time."""
+        return not math.isinf(self.deadline)
+
+    def _too_late(self, sent: Sent) -> Missing:
+        self.late(sent.client)
+        return Missing(f"no answer within {self.deadline:g} s")
+
+
+EXPIRED = 3
+"""Flower's error code for a message whose time is over."""
 
 WORDS = {
     1: "its app could not be loaded; see its log",

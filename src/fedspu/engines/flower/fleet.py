@@ -4,7 +4,6 @@ A node's id changes with every start of a device, its name does not. A node that
 for the first time is asked who it is; a device that cannot take part is told why.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -13,13 +12,15 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedspu.engines.flower.engine import why
+from fedspu.engines.flower.log import log
 from fedspu.engines.flower.wire import PACKET, Hello, Refusal, unpack_hello
 from fedspu.errors import FedSPUError, ModelError
 
-log = logging.getLogger("flwr")
-
 HELLO_SECONDS = 300.0
 """How long a device may take to say who it is; then it is asked again."""
+
+AGAIN_SECONDS = 120.0
+"""After how long a device that cannot take part is asked again."""
 
 
 @dataclass
@@ -36,12 +37,18 @@ class Fleet:
     nodes: dict[str, int] = field(default_factory=dict)  # their nodes, if connected
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)  # by message
     _known: set[int] = field(default_factory=set)  # nodes that were asked
+    _again: dict[int, float] = field(default_factory=dict)  # when to ask nodes again
+    _problems: dict[str, str] = field(default_factory=dict)  # by name, as last said
 
     def look(self) -> None:
         """See who has come and who has left; nobody is waited for."""
         here = set(self.grid.get_node_ids())
         self.nodes = {name: node for name, node in self.nodes.items() if node in here}
         self._known &= here
+        self._known -= {
+            node for node, when in self._again.items() if monotonic() > when
+        }
+        self._again = {n: when for n, when in self._again.items() if n in self._known}
         for node in sorted(here - self._known):
             self._ask(node)
         if self._asked:
@@ -59,17 +66,40 @@ class Fleet:
             if monotonic() > until:
                 raise FedSPUError(
                     f"{len(self.nodes)} of {number} devices are connected after "
-                    f"{seconds:g} s ({', '.join(sorted(self.nodes)) or 'none'}); start "
-                    "more, or lower deploy.devices"
+                    f"{seconds:g} s ({', '.join(sorted(self.nodes)) or 'none'}"
+                    f"{self._in_words()}); start more, or lower deploy.devices"
                 )
             sleep(self.poll)
             self.look()
 
     def refuse(self, name: str, reason: str) -> None:
-        """A device cannot take part; it is not asked again until it comes back."""
-        log.warning("%s cannot take part: %s", name, reason)
-        self.nodes.pop(name, None)
+        """A device cannot take part; it is asked again later, or if it comes back."""
+        node = self.nodes.pop(name, None)
         self.devices.pop(name, None)
+        self._cannot(node, name, reason)
+
+    def is_late(self, name: str) -> None:
+        """A device did not answer in time; it must first say that it is here again.
+
+        It may still be at work on the old message: until it is done, it would let every
+        round wait in vain.
+        """
+        node = self.nodes.pop(name, None)
+        if node is not None:
+            self._known.discard(node)
+            log.warning(
+                "%s is late; the rounds go on without it until it answers", name
+            )
+
+    def _cannot(self, node: int | None, name: str, reason: str) -> None:
+        if self._problems.get(name) != reason:
+            log.warning("%s cannot take part: %s", name, reason)
+        self._problems[name] = reason
+        if node is not None:
+            self._again[node] = monotonic() + AGAIN_SECONDS
+
+    def _in_words(self) -> str:
+        return "".join(f"; {name}: {why}" for name, why in self._problems.items())
 
     def _ask(self, node: int) -> None:
         self._known.add(node)
@@ -88,23 +118,24 @@ class Fleet:
 
     def _heard(self, node: int, reply: Message) -> None:
         if reply.has_error():
-            log.warning("node %s cannot take part: %s", node, why(reply))
+            self._cannot(node, f"node {node}", why(reply))
             return
         try:
             found = unpack_hello(reply.content)
         except ModelError as error:
-            log.warning("node %s cannot take part: it sent %s", node, error)
+            self._cannot(node, f"node {node}", f"it sent {error}")
             return
         if isinstance(found, Refusal):
-            log.warning("node %s cannot take part: %s", node, found.reason)
+            self._cannot(node, found.name or f"node {node}", found.reason)
             return
         problem = self.check(found)
         if found.name in self.nodes:
             problem = "another device with this name is connected"
         if problem:
-            log.warning("%s cannot take part: %s", found.name, problem)
+            self._cannot(node, found.name, problem)
             self._tell(node, problem)
             return
+        self._problems.pop(found.name, None)
         log.info("%s is here (p = %g)", found.name, found.capacity)
         self.nodes[found.name] = node
         self.devices[found.name] = found

@@ -5,6 +5,7 @@ Flower can cut large ones. Besides these there are only the seat of a client, wh
 who it is in this run, and the seconds that its work took.
 """
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import prod
@@ -23,7 +24,8 @@ BYTES = "fedspu.bytes"
 """The kind of our arrays: plain bytes."""
 
 Capacity = Annotated[float, Field(gt=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME)]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 LARGEST_EXAMPLE = 2**26
 """The most numbers that an example may have: a server makes two of the same shape."""
@@ -88,10 +90,13 @@ class Refusal(Strict):
     """Why a device did not do what it was asked.
 
     ``has_failed``: its turn went wrong; else it cannot take part at all. ``is_fatal``:
-    nobody can; only a simulation may say so.
+    nobody can; only a simulation may say so. ``begins_anew``: it has lost what it kept,
+    and asks to be taken for a new one. ``name`` is given where nobody knows it yet.
     """
 
     reason: Annotated[str, Field(max_length=1000)]
+    name: Name | None = None
+    begins_anew: bool = False
     has_failed: bool = False
     is_fatal: bool = False
 
@@ -150,11 +155,9 @@ def unpack(content: RecordDict) -> Content | Refusal:
         raise ModelError(f"a message that is not fedspu's ({_short(error)})") from None
 
 
-def refuse(
-    reason: str, *, has_failed: bool = False, is_fatal: bool = False
-) -> RecordDict:
-    """The content of a message that says why there is no answer."""
-    refusal = Refusal(reason=reason[:1000], has_failed=has_failed, is_fatal=is_fatal)
+def refuse(reason: str, **more: Any) -> RecordDict:
+    """The content of a message that says why there is no answer: a ``Refusal``."""
+    refusal = Refusal(reason=reason[:1000], **more)
     about = ConfigRecord({"refusal": refusal.model_dump_json()})
     return RecordDict({PACKET: about})
 
@@ -197,6 +200,11 @@ def _short(error: Exception) -> str:
         found = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"[:200]
     return str(error)[:200]
+
+
+def is_name(text: str) -> bool:
+    """Whether a device can have this name."""
+    return bool(re.fullmatch(NAME, text))
 
 
 def fedspu_version() -> str:

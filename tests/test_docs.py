@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import fedspu
+from fedspu.cli.export import _what_was_checked, _what_was_written
 from fedspu.conformance import LAWS, check
 from fedspu.conformance.nets import ConvNet, made_examples
 from fedspu.exports import FORMATS
+from tests.cli.commands import finished, in_process_of_its_own
 from tests.oracles.federation import run_for
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -22,6 +24,20 @@ DOCS = Path(__file__).parents[1] / "docs"
 def blocks(page: str) -> list[str]:
     """The Python of a page, one text for each block."""
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.S)
+
+
+def sample(page: str, start: str) -> tuple[str, str]:
+    """A command of a page that starts like this, and what is printed, in words."""
+    text = (DOCS / page).read_text("utf-8")
+    found = re.search(rf"```sh\n({start}.*?)\n```\n\n```\n(.*?)```", text, re.S)
+    assert found
+    return found[1], in_words(found[2])
+
+
+def in_words(printed: str) -> str:
+    """What is printed, without spaces at the ends and with # for every number."""
+    lines = (line.rstrip() for line in printed.splitlines())
+    return re.sub(r"\d+(\.\d+)?(e[-+]\d+)?", "#", "\n".join(lines))
 
 
 @pytest.fixture
@@ -103,7 +119,10 @@ def test_the_files_of_the_page_on_exports_are_used_as_written(
     )
     images, _ = run.examples.part(3, "test")
     for format in FORMATS:
-        fedspu.export(out, 3, format)
+        written = fedspu.export(out, 3, format)
+        if format == "onnx":
+            printed = f"{_what_was_checked(written)}\n{_what_was_written(written)}\n"
+            assert sample("export.md", "fedspu export runs/")[1] == in_words(printed)
     with torch.no_grad():
         expected = run.personal_model(3)(images)
         load, onnx, graph = blocks("export.md")[:3]
@@ -116,3 +135,19 @@ def test_the_files_of_the_page_on_exports_are_used_as_written(
         found["images"] = images.numpy()
         exec(onnx, found)
         torch.testing.assert_close(torch.from_numpy(found["scores"]), expected)
+
+
+def test_the_sample_of_a_device_is_what_its_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, expected = sample("../README.md", "fedspu device --")
+    result = finished(in_process_of_its_own(*command.split()[1:]))
+    assert (result.code, result.err) == (0, "")
+
+    def without_rows(text: str) -> list[str]:
+        """Which p are tried, and what runs the model, depends on the machine."""
+        lines = [line for line in text.splitlines() if not line.startswith(" ")]
+        return [re.sub("(compiled code|PyTorch)[.]$", "", line) for line in lines]
+
+    assert without_rows(in_words(result.out)) == without_rows(expected)

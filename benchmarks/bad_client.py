@@ -1,8 +1,8 @@
 """fedspu's app on a device, with faults: what ``bad_days.py`` lets devices run.
 
 A device's folder may hold ``fault.json``: ``{"slow": 60}`` (seconds before it trains),
-``{"version": "0.0.1"}`` or ``{"task": "regression"}`` (what it says of itself), or
-``{"model": "mlp"}`` (what it builds). ``busy`` is there while it trains.
+``{"version": "0.0.1"}`` (what it says of itself) or ``{"model": "mlp"}`` (what it
+builds). ``busy`` is there while it trains.
 """
 
 import copy
@@ -31,13 +31,6 @@ def answer(message: Message, context: Context) -> Message:
     faults = _faults()
     if "version" in faults:
         device.fedspu_version = lambda: str(faults["version"])
-    if "task" in faults:
-        hello = device.Device.hello
-
-        def other(self: device.Device) -> Any:
-            return hello(self).model_copy(update={"task": faults["task"]})
-
-        device.Device.hello = other  # type: ignore[method-assign]  # a fault
     if "model" in faults:
         context = copy.copy(context)
         context.run_config = {**context.run_config, "model": faults["model"]}

@@ -308,12 +308,6 @@ def other_version(lab: Lab, day: Day) -> None:
     day.happened = "refused; rounds went on without it"
 
 
-def other_task(lab: Lab, day: Day) -> None:
-    """A device learns another task."""
-    _refused(lab, day, "cannot take part", task="regression")
-    day.happened = "refused; rounds went on without it"
-
-
 def other_model(lab: Lab, day: Day) -> None:
     """A device builds another model."""
     _refused(lab, day, "other neurons", model="mlp")
@@ -499,17 +493,16 @@ def removed(lab: Lab, day: Day) -> None:
 RUN = (
     start_twice,
     killed_supernode,
+    killed_server_app,
+    killed_superlink,
     data_vanishes,
     disk_full,
     slow_device,
     other_version,
-    other_task,
     other_model,
     other_shapes,
     no_examples,
     same_name,
-    killed_server_app,
-    killed_superlink,
     same_bits,
     emptied_folder,
     removed,
@@ -676,7 +669,7 @@ def supernode_port_in_use(lab: Lab, day: Day) -> None:
         "import fedspu.deploy.processes as p, itertools, sys\n"
         f"ports = itertools.chain([{port}], iter(p.free_port, None))\n"
         "p.free_port = lambda: next(ports)\n"
-        "from fedspu.cli.__main__ import main; main()\n"
+        "from fedspu.cli.main import main; main()\n"
     )
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
@@ -689,7 +682,9 @@ def supernode_port_in_use(lab: Lab, day: Day) -> None:
             lambda: "connected; waiting" in lab.said(GOOD)[mark:], "it does not connect"
         )
     day.happened = f"it took another port, and was connected {seconds:.0f} s later"
-    day.said = [("device", line)]
+    lines = lab.said(GOOD).splitlines()
+    above = next(text for text in lines if "in use" in text or "bind" in text)
+    day.said = [("device", above.strip()), ("device", line)]
     lab.deployment.stop(GOOD)
 
 
@@ -730,7 +725,7 @@ def wrong_clock(lab: Lab, day: Day) -> None:
         "    @classmethod\n"
         "    def now(cls, tz=None): return datetime.datetime.now(tz) + hour\n"
         "p.datetime = Ahead\n"
-        "from fedspu.cli.__main__ import main; main()\n"
+        "from fedspu.cli.main import main; main()\n"
     )
     _device_with(lab, code, str(lab.folder(GOOD)))
     day.said = [("device", lab.wait_line(GOOD, "clocks differ", 0))]

@@ -226,6 +226,43 @@ def test_a_disk_that_is_full_from_the_beginning_is_said_in_words(
     assert "the disk is full: free some space" in caplog.text
 
 
+def test_a_device_that_comes_back_with_other_data_is_refused_and_told_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even if the server has not noticed that it was away."""
+    house = House(tmp_path, {**GIVEN, "rounds": 3})
+    house.start(0, 1, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        np.savez(tmp_path / "hall.npz", x=np.zeros((50, 9, 9), "f"), y=np.arange(50))
+
+    house.serve(watch)
+    assert [sorted(played.answers) for played in house.seen] == [
+        [0, 1, 2],
+        [0, 2],
+        [0, 2],
+    ]
+    why = "the shape of its examples is (9, 9), in this run it is (1, 8, 8)"
+    assert house.seen[1].missing[1].startswith(why)
+    assert f"this device cannot take part: {why}" in caplog.text
+    assert f"hall cannot take part: {why}" in caplog.text
+
+
+def test_a_device_that_comes_back_with_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, {**GIVEN, "rounds": 3})
+    house.start(0, 1, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        monkeypatch.setattr(device_module, "fedspu_version", lambda: "0.0.1")
+
+    with pytest.raises(FedSPUError, match="no device that still trains"):
+        house.serve(watch, {"deploy.wait": 0.05})
+    assert house.seen[1].missing[1].startswith("its version of fedspu is 0.0.1")
+    assert house.memory(1, 1)
+
+
 def test_data_that_vanishes_between_two_rounds_costs_turns_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

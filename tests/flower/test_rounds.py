@@ -247,6 +247,19 @@ def test_a_device_that_cannot_take_part_is_named_and_told_why(
     assert reason in caplog.text
 
 
+def test_a_device_with_another_task_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path)
+    house.start(0, 1)
+    other = Nodes({**house.config, "task": "regression"})
+    node = house.grid.add(house.node_config(2), app)
+    house.grid.answers[node] = other.answers[other.add(house.node_config(2), app)]
+    house.serve(changes={"deploy.devices": 2, "rounds": 1})
+    assert "kitchen cannot take part" in caplog.text
+    assert all(2 not in played.answers for played in house.seen)
+
+
 def test_a_device_with_another_model_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -520,7 +533,7 @@ def test_the_usual_shape_of_data_counts(
     house.start(1, 2)
     server = house.serve(changes={"deploy.devices": 2})
     assert server.names == ["hall", "kitchen"]
-    assert "attic cannot take part: its data has x_shape (5,)" in caplog.text
+    assert "attic cannot take part: the shape of its examples is (5,)" in caplog.text
 
 
 def test_a_run_goes_on_with_a_device_more(tmp_path: Path) -> None:

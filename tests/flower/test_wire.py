@@ -13,6 +13,7 @@ from fedspu.engines.flower.wire import (
     PACKET,
     Content,
     Hello,
+    Like,
     Refusal,
     Seat,
     as_array,
@@ -38,7 +39,9 @@ HELLO: dict[str, Any] = {
     "num_outputs": 10,
     "num_examples": 7,
 }
+LIKE = Like(**{name: HELLO[name] for name in Like.model_fields})
 SEAT = Seat(
+    like=LIKE,
     run="0123456789abcdef",
     client=1,
     num_clients=3,

@@ -144,8 +144,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def until_told_to_end() -> Iterator[threading.Event]:
     """An event that SIGTERM and SIGINT set, instead of ending this process."""
     told = threading.Event()
+
+    def tell(*_: object) -> None:
+        # In a thread: the main one may hold the event's lock while it is interrupted.
+        threading.Thread(target=told.set).start()
+
     before = {
-        number: signal.signal(number, lambda *_: told.set())
+        number: signal.signal(number, tell)
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:

@@ -17,7 +17,7 @@ from fedspu.errors import DataError, FedSPUError, ModelError, StorageError
 from fedspu.federation.client_memory import LostError
 from fedspu.federation.engine import Missing
 from fedspu.flower.config import node_settings, split
-from fedspu.flower.device import Device, OtherModelError
+from fedspu.flower.device import Device, OtherDeviceError, OtherModelError
 from fedspu.flower.simulated import PARTITION, SimulatedDevice
 
 app = ClientApp()
@@ -52,6 +52,9 @@ def answer(message: Message, context: Context) -> Message:
         if isinstance(content, Refusal):
             raise ModelError("the server sent a refusal instead of a request")
         found = _device(context).respond(content)
+    except OtherDeviceError as error:
+        log.error("this device cannot take part: %s", error)
+        return Message(refuse(str(error)), reply_to=message)
     except OtherModelError as error:
         log.error("%s", error)
         return Message(refuse(OTHER_MODEL), reply_to=message)

@@ -92,6 +92,9 @@ class Device:
         _, _, task = self._choose()
         data = self._data(task)
         self._check(data)
+        return self._hello(task, data)
+
+    def _hello(self, task: Task, data: Dataset) -> Hello:
         x, y = data.take(slice(1))
         return Hello(
             name=self.node.name,
@@ -136,6 +139,8 @@ class Device:
             raise FedSPUError("a request without a seat; is the server another fedspu?")
         settings, method, task = self._choose()
         data = self._data(task)
+        self._check(data)
+        self._check_like(seat, self._hello(task, data))
         with self._alone(seat), one_thread():
             try:
                 plan = self._plan(seat, settings, method, task, data)
@@ -152,6 +157,14 @@ class Device:
             answer = client.respond(content.packet, state)
             _forget_old(shelf, seat.client)
         return answer
+
+    def _check_like(self, seat: Seat, own: Hello) -> None:
+        """Refuse a run that this device was not in as it is now."""
+        differs = seat.like.differs(own)
+        if not differs and own.capacity != seat.capacity:
+            differs = f"its capacity is {own.capacity:g}, in this run {seat.capacity:g}"
+        if differs:
+            raise OtherDeviceError(f"{differs}; undo that, or wait for a new run")
 
     def _examples(self, plan: Plan, seat: Seat, data: Dataset) -> Examples:
         return own_data(plan, seat.client, data)
@@ -387,6 +400,10 @@ def check_table(text: str, seat: Seat) -> None:
             "this device's model has other neurons than the server's: it is another "
             "model, or another version of fedspu or PyTorch"
         )
+
+
+class OtherDeviceError(FedSPUError):
+    """The device is no longer what it was in this run; shows no example."""
 
 
 class OtherModelError(FedSPUError):

@@ -18,7 +18,7 @@ from fedspu import models
 from fedspu.engines.flower.engine import FlowerEngine
 from fedspu.engines.flower.fleet import Fleet
 from fedspu.engines.flower.log import log
-from fedspu.engines.flower.wire import Hello, Seat, fedspu_version
+from fedspu.engines.flower.wire import Hello, Like, Seat, fedspu_version
 from fedspu.engines.machine import forget_peak, peak_rss_bytes
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.engine import Facts
@@ -77,7 +77,7 @@ class Server:
         self._is_left_alone = False
         self._sample: Sample
         self._base: Plan | None = None
-        self._first: Hello | None = None
+        self._first: Hello | None = None  # what all others must be like
         self._saved_outputs = 0  # of the model of a run that goes on
         self._capacities: dict[str, float] = {}
 
@@ -228,22 +228,14 @@ class Server:
 
     def _why_not(self, hello: Hello) -> str:
         """Why a device cannot take part; empty if it can."""
-        if hello.protocol != VERSION or hello.version != fedspu_version():
-            return (
-                f"it has fedspu {hello.version} (messages of version {hello.protocol}),"
-                f" the server {fedspu_version()} ({VERSION}); use the same everywhere"
-            )
-        if hello.task != self.task.name:
-            return f"it learns {hello.task}, the run {self.task.name}"
+        own = {"version": fedspu_version(), "protocol": VERSION, "task": self.task.name}
+        first = self._first or hello
+        if differs := first.model_copy(update=own).differs(hello):
+            return f"{differs}; it must be the same everywhere"
         if hello.problem:
             return hello.problem
-        first = self._first
-        if first is None:
+        if self._first is None:
             return ""
-        for what in ("x_shape", "x_dtype", "y_shape", "y_dtype"):
-            own, others = getattr(hello, what), getattr(first, what)
-            if own != others:
-                return f"its data has {what} {own}, the others' {others}"
         outputs = self._saved_outputs or self.deploy.outputs
         if self._base is not None:
             outputs = self._sample.num_outputs
@@ -279,6 +271,7 @@ class Server:
     def _seat(self, plan: Plan, client: int) -> Seat:
         return Seat(
             run=self.run_key,
+            like=self._like,
             client=client,
             num_clients=plan.num_clients,
             capacity=float(plan.capacity(client)),
@@ -286,6 +279,11 @@ class Server:
             num_outputs=self._sample.num_outputs,
             table=self._table,
         )
+
+    @property
+    def _like(self) -> Like:
+        assert self._first is not None, "there is no plan yet"
+        return Like(**{name: getattr(self._first, name) for name in Like.model_fields})
 
     # The plan -------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from fedspu.errors import FedSPUError, ModelError
 HELLO_SECONDS = 300.0
 """How long a device may take to say who it is; then it is asked again."""
 
-AGAIN_SECONDS = 120.0
+AGAIN_SECONDS = 60.0
 """After how long a device that cannot take part is asked again."""
 
 

@@ -53,14 +53,48 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Like(Strict):
+    """In what all devices of a run must be alike."""
+
+    version: Word  # of fedspu
+    protocol: int
+    task: Word
+    x_shape: Shape  # of one example
+    x_dtype: Word
+    y_shape: Shape
+    y_dtype: Word
+
+    def differs(self, other: "Like") -> str:
+        """In what another one is not like this, in words; empty if it is."""
+        for name in Like.model_fields:
+            own, others = getattr(other, name), getattr(self, name)
+            if own != others:
+                return f"{NAMES[name]} is {own}, in this run it is {others}"
+        return ""
+
+
+NAMES = {
+    "version": "its version of fedspu",
+    "protocol": "its version of messages",
+    "task": "its task",
+    "x_shape": "the shape of its examples",
+    "x_dtype": "the type of its examples",
+    "y_shape": "the shape of its targets",
+    "y_dtype": "the type of its targets",
+}
+
+
 class Seat(Strict):
     """What a device must know of a run besides its settings.
 
     ``run`` tells runs apart, ``client`` is the device's number in it, ``table`` is the
-    digest of the server's table of neurons.
+    digest of the server's table of neurons. ``like`` is what every device must be like:
+    a device may be started again with other data or another version of fedspu, without
+    the server noticing.
     """
 
     run: Key
+    like: Like
     client: Annotated[int, Field(ge=0)]
     num_clients: Annotated[int, Field(ge=1)]
     capacity: Capacity
@@ -69,18 +103,11 @@ class Seat(Strict):
     table: Key
 
 
-class Hello(Strict):
+class Hello(Like):
     """What a device says of itself before it takes part."""
 
     name: Name
     capacity: Capacity
-    version: Word  # of fedspu
-    protocol: int
-    task: Word
-    x_shape: Shape  # of one example
-    x_dtype: Word
-    y_shape: Shape
-    y_dtype: Word
     num_outputs: Annotated[int, Field(ge=0, le=10_000_000)]
     num_examples: Annotated[int, Field(ge=1)]
     problem: Word = ""  # why it cannot take part

@@ -252,8 +252,7 @@ def test_more_workers_than_cpus_are_remarked_on() -> None:
 def test_ctrl_c_leaves_a_run_to_resume_and_no_actor(
     cluster: Any, tmp_path: Path
 ) -> None:
-    import ray
-
+    ray: Any = pytest.importorskip("ray")  # it has no types for what is asked below
     path = str(tmp_path / "run")
     engine = ("--engine", "ray", "--ray-address", cluster.address, "--workers", "1")
     process = in_process_of_its_own(

@@ -147,7 +147,7 @@ def why_none_begins() -> str:
     why = "all its CPUs are taken" if free < 1 else "its nodes may be lost or busy"
     return (
         f"no worker of the Ray cluster could begin within {START:g} s: {why}; see "
-        "`ray status`, and resume later"
+        "`ray status`, and try again later"
     )
 
 

@@ -271,6 +271,11 @@ def test_ctrl_c_leaves_a_run_to_resume_and_no_actor(
     assert ray.available_resources()["CPU"] == total  # type: ignore[no-untyped-call]
 
 
+def test_where_nothing_answers_it_is_said_at_once() -> None:
+    with pytest.raises(FedSPUError, match=r"nothing answers there \(Connection"):
+        ray_cluster.check_reachable("127.0.0.1:1")
+
+
 def test_the_address_of_a_cluster_is_forgotten_with_its_engine(tmp_path: Path) -> None:
     def stop(plan: Plan, played: Round) -> None:
         raise KeyboardInterrupt

@@ -272,6 +272,8 @@ def test_ctrl_c_leaves_a_run_to_resume_and_no_actor(
 
 
 def test_where_nothing_answers_it_is_said_at_once() -> None:
+    from fedspu.engines.ray import cluster as ray_cluster
+
     with pytest.raises(FedSPUError, match=r"nothing answers there \(Connection"):
         ray_cluster.check_reachable("127.0.0.1:1")
 

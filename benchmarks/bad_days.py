@@ -753,6 +753,7 @@ def killed_commands(lab: Lab, day: Day) -> None:
         "what they had started ended with them; both could be started again (the "
         f"device was connected {seconds:.0f} s later)"
     )
+    lab.deployment.stop(GOOD)
     day.lost = "nothing"
 
 

@@ -376,7 +376,7 @@ def killed_superlink(lab: Lab, day: Day) -> None:
     lab.kill("server", "fedspu.deploy.superlink")
     began = time.monotonic()
     code = lab.deployment.processes.pop("server").wait(120)
-    ended = lab.wait_line("server", "the SuperLink ended", mark)
+    ended = lab.wait_line("server", "the SuperLink was ended", mark)
     mark = len(lab.said("server"))
     lab.deployment.start("server")
     lab.wait_line("server", "ready: listening", mark)

@@ -310,7 +310,7 @@ def other_version(lab: Lab, day: Day) -> None:
 
 def other_model(lab: Lab, day: Day) -> None:
     """A device builds another model."""
-    _refused(lab, day, "other neurons", model="mlp")
+    _refused(lab, day, "another model", model="mlp")
     day.happened = "refused at its first turn; rounds went on without it"
 
 

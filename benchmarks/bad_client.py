@@ -30,7 +30,7 @@ def answer(message: Message, context: Context) -> Message:
     """Answer as fedspu does, but for the faults."""
     faults = _faults()
     if "version" in faults:
-        device.fedspu_version = lambda: str(faults["version"])
+        setattr(device, "fedspu_version", lambda: str(faults["version"]))  # noqa: B010
     if "model" in faults:
         context = copy.copy(context)
         context.run_config = {**context.run_config, "model": faults["model"]}

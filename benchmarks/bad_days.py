@@ -310,7 +310,7 @@ def other_version(lab: Lab, day: Day) -> None:
 
 def other_model(lab: Lab, day: Day) -> None:
     """A device builds another model."""
-    _refused(lab, day, "other neurons", model="mlp")
+    _refused(lab, day, "another model", model="mlp")
     day.happened = "refused at its first turn; rounds went on without it"
 
 
@@ -376,7 +376,7 @@ def killed_superlink(lab: Lab, day: Day) -> None:
     lab.kill("server", "fedspu.deploy.superlink")
     began = time.monotonic()
     code = lab.deployment.processes.pop("server").wait(120)
-    ended = lab.wait_line("server", "the SuperLink ended", mark)
+    ended = lab.wait_line("server", "the SuperLink was ended", mark)
     mark = len(lab.said("server"))
     lab.deployment.start("server")
     lab.wait_line("server", "ready: listening", mark)
@@ -753,6 +753,7 @@ def killed_commands(lab: Lab, day: Day) -> None:
         "what they had started ended with them; both could be started again (the "
         f"device was connected {seconds:.0f} s later)"
     )
+    lab.deployment.stop(GOOD)
     day.lost = "nothing"
 
 

@@ -1,11 +1,15 @@
 """The gate before the SuperLink: who may ask for what."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedspu.deploy.control import Run
+from fedspu.deploy.serving import why_it_ended
 from fedspu.deploy.superlink import VERSIONS, Gate, Scope, may_pass
+from tests.deploy.stand_ins import made
 
 THERE = ("192.168.1.10", 8000)
 
@@ -77,3 +81,17 @@ def test_only_health_says_which_versions_there_are() -> None:
 
 def test_the_start_of_the_server_passes() -> None:
     assert answer({"type": "lifespan"}) == (True, [])
+
+
+def test_a_killed_superlink_says_how_the_run_goes_on(tmp_path: Path) -> None:
+    server = made(tmp_path / "lab", "hall")
+    said = why_it_ended(server, -9)
+    assert said.startswith("the SuperLink was ended by signal 9: was it killed")
+    assert said.endswith(f"`fedspu deploy start {server.root}`")
+    assert "(exit code 1): the lines above say why. Start" in why_it_ended(server, 1)
+
+
+def test_a_run_whose_process_was_killed_is_said_in_words() -> None:
+    details = "No heartbeat received from the task"
+    run = Run("1", "finished:failed", details, "")
+    assert run.in_words == "failed (its process, or the server, ended suddenly)"

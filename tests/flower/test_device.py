@@ -20,10 +20,11 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
 from fedspu.files import lock
 from fedspu.flower import device as device_module
-from fedspu.flower.client_app import LOST
+from fedspu.flower.client_app import LOST, OTHER_MODEL, app
 from fedspu.flower.config import node_settings, split
 from fedspu.flower.device import Device
 from tests.flower.fleet import NAMES, House
+from tests.flower.grid import Nodes
 from tests.flower.test_rounds import PowerCutError, cut_after
 from tests.oracles.federation import same_bits
 
@@ -261,6 +262,27 @@ def test_a_device_that_comes_back_with_another_version_is_refused(
         house.serve(watch, {"deploy.wait": 0.05})
     assert house.seen[1].missing[1].startswith("its version of fedspu is 0.0.1")
     assert house.memory(1, 1)
+
+
+def test_a_device_whose_model_changes_during_a_run_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path, {**GIVEN, "rounds": 3})
+    house.start(0, 1, 2)
+    other = Nodes({**house.config, "model": "mlp"})
+
+    def watch(plan: Plan, played: Round) -> None:
+        node = other.add(house.node_config(1), app)
+        house.grid.answers[house.nodes["hall"]] = other.answers[node]
+
+    house.serve(watch)
+    assert [sorted(played.answers) for played in house.seen] == [
+        [0, 1, 2],
+        [0, 2],
+        [0, 2],
+    ]
+    assert house.seen[1].missing == {1: OTHER_MODEL}
+    assert "builds another model than at its first turn" in caplog.text
 
 
 def test_data_that_vanishes_between_two_rounds_costs_turns_only(

@@ -69,12 +69,15 @@ def test_nodes_of_a_flower_simulation_reach_the_same_bits(tmp_path: Path) -> Non
     assert same_bits(last.global_state, alone.last.federation.global_state)
 
 
-def test_a_run_ends_once_every_device_has_stopped(tmp_path: Path) -> None:
+def test_a_run_ends_once_every_device_has_stopped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     house = House(tmp_path, {"rounds": 50, "train.lr": 0.5})
     house.start(0, 1, 2)
     last = house.serve().last.federation
     assert last.stopped == {0, 1, 2}
     assert last.round < 50
+    assert f"finished after round {last.round}: every device has stopped" in caplog.text
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["stopped_clients"] == 3
 

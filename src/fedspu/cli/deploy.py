@@ -335,7 +335,10 @@ def status(folder: Folder, as_json: Json = False) -> None:
     for run in listed[-1:]:
         _say(f"Run {run.id}: {run.in_words}")
         if run.status == "finished:failed":
-            _say(f"See why with `fedspu deploy logs {folder}`")
+            _say(
+                f"See why with `fedspu deploy logs {folder}`; carry on from the last "
+                f"saved round with `fedspu deploy start {folder}`"
+            )
     if saved:
         _say(f"Rounds saved: {saved['rounds']}, in {saved['folder']}")
     width = max(map(len, states))

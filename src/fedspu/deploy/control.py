@@ -151,6 +151,8 @@ class Run:
     def in_words(self) -> str:
         """Its state: pending, running, completed, stopped or failed, and why."""
         word = self.status.removeprefix("finished:")
+        if "heartbeat" in self.details:
+            return f"{word} (its process, or the server, ended suddenly)"
         return f"{word} ({self.details})" if self.details else word
 
 
@@ -175,7 +177,8 @@ def start_run(server: Server) -> str:
     if going:
         raise DeploymentError(
             f"run {going[0]} is going on already; stop it first with "
-            f"`fedspu deploy stop {server.root}`"
+            f"`fedspu deploy stop {server.root}`. If it has just crashed, wait: the "
+            "server notices that within about a minute"
         )
     # The folder may have been moved since the app was written.
     here = f"deploy.out='{server.run}'"

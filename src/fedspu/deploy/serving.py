@@ -41,11 +41,19 @@ def serve(server: Server, say: Say) -> None:
         finally:
             end(process)
     if not told.is_set():
-        raise DeploymentError(
-            f"the SuperLink ended by itself (exit code {process.returncode}); its "
-            "messages above say why"
-        )
+        raise DeploymentError(why_it_ended(server, process.returncode))
     say("ended")
+
+
+def why_it_ended(server: Server, code: int) -> str:
+    """Why the SuperLink ended by itself, and how the run goes on."""
+    why = f"by itself (exit code {code}): the lines above say why."
+    if code < 0:
+        why = f"by signal {-code}: was it killed, or is there too little memory?"
+    return (
+        f"the SuperLink was ended {why} Start this server again, and carry on from the "
+        f"last saved round with `fedspu deploy start {server.root}`"
+    )
 
 
 def _register(server: Server, told: threading.Event, say: Say) -> None:

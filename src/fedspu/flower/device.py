@@ -189,6 +189,7 @@ class Device:
             settings = settings.model_copy(update={"train": train})
             where = self._folder(seat) or Path()
             plan = restore_plan(where, text, settings, method, task, None, initial)
+            check_model(plan)
         check_table(text, seat)
         return replace(plan, capacities=capacities(seat))
 
@@ -399,6 +400,16 @@ def check_table(text: str, seat: Seat) -> None:
         raise OtherModelError(
             "this device's model has other neurons than the server's: it is another "
             "model, or another version of fedspu or PyTorch"
+        )
+
+
+def check_model(plan: Plan) -> None:
+    """Refuse a model that is no longer the one with which this run began."""
+    built = {name: w.shape for name, w in plan.build().state_dict().items()}
+    if any(built.get(name) != w.shape for name, w in plan.initial.items()):
+        raise OtherModelError(
+            "this device builds another model than at its first turn in this run: undo "
+            "that change, or wait for a new run"
         )
 
 

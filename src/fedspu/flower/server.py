@@ -175,6 +175,9 @@ class Server:
         )
         if self.folder is not None:
             self.folder.finish(summary)
+        played, asked = self.last.federation.round, self.plan.settings.rounds
+        why = "every device has stopped" if played < asked else "as many as asked for"
+        log.info("the run is finished after round %s: %s", played, why)
         return summary
 
     def close(self) -> None:

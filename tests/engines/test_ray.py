@@ -266,9 +266,9 @@ def test_ctrl_c_leaves_a_run_to_resume_and_no_actor(
     result = finished(process)
     assert result.code == 130
     assert result.error.startswith("interrupted; rounds up to ")
-    total = ray.cluster_resources()["CPU"]  # type: ignore[no-untyped-call]
-    wait_until(lambda: ray.available_resources().get("CPU") == total)  # type: ignore[no-untyped-call]
-    assert ray.available_resources()["CPU"] == total  # type: ignore[no-untyped-call]
+    total = ray.cluster_resources()["CPU"]
+    wait_until(lambda: ray.available_resources().get("CPU") == total)
+    assert ray.available_resources()["CPU"] == total
 
 
 def test_where_nothing_answers_it_is_said_at_once() -> None:

@@ -384,6 +384,23 @@ def test_a_device_that_was_late_is_not_waited_for_until_it_answers(
     assert monotonic() - began < 60
 
 
+def test_a_device_that_was_busy_when_it_was_asked_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path, {"rounds": 1})
+    house.start(0, 1, 2)
+    node = house.nodes["hall"]
+    answer = house.grid.answers[node]
+
+    def busy(message: Message) -> Message | None:
+        house.grid.answers[node] = answer
+        return Message(Error(code=3, reason="expired"), reply_to=message)
+
+    house.grid.answers[node] = busy
+    assert house.serve().names == ["attic", "hall", "kitchen"]
+    assert "cannot take part" not in caplog.text
+
+
 def test_a_message_whose_time_is_over_is_said_to_be_late(tmp_path: Path) -> None:
     given = {"clients.per_round": 3, "early_stopping.on": False, "rounds": 1}
     house = House(tmp_path, given)

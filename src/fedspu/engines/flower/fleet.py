@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedspu.engines.flower.engine import why
+from fedspu.engines.flower.engine import EXPIRED, why
 from fedspu.engines.flower.log import log
 from fedspu.engines.flower.wire import PACKET, Hello, Refusal, unpack_hello
 from fedspu.errors import FedSPUError, ModelError
@@ -117,6 +117,9 @@ class Fleet:
                 self._known.discard(node)
 
     def _heard(self, node: int, reply: Message) -> None:
+        if reply.has_error() and reply.error.code == EXPIRED:
+            self._known.discard(node)  # it was busy for long: it is asked again
+            return
         if reply.has_error():
             self._cannot(node, f"node {node}", why(reply))
             return

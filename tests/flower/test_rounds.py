@@ -159,7 +159,9 @@ def test_a_run_of_one_machine_is_not_resumed_on_devices(tmp_path: Path) -> None:
 # Who is there -------------------------------------------------------------------------
 
 
-def test_a_device_that_is_cut_off_is_not_chosen_and_comes_back(tmp_path: Path) -> None:
+def test_a_device_that_is_cut_off_is_not_chosen_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     given = {"rounds": 4, "clients.per_round": 3, "early_stopping.on": False}
     house = House(tmp_path, given)
     house.start(0, 1, 2)
@@ -173,6 +175,7 @@ def test_a_device_that_is_cut_off_is_not_chosen_and_comes_back(tmp_path: Path) -
     server = house.serve(watch)
     cohorts = [sorted(played.answers) for played in house.seen]
     assert cohorts == [[0, 1, 2], [0, 2], [0, 2], [0, 1, 2]]
+    assert caplog.messages.count("hall is no longer connected") == 1
     assert not server.last.federation.stopped
     lines = records(tmp_path / "run")[:4]
     assert [line["stopped_clients"] for line in lines] == [0] * 4

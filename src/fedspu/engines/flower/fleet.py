@@ -43,6 +43,9 @@ class Fleet:
     def look(self) -> None:
         """See who has come and who has left; nobody is waited for."""
         here = set(self.grid.get_node_ids())
+        for name, node in self.nodes.items():
+            if node not in here:
+                log.warning("%s is no longer connected", name)
         self.nodes = {name: node for name, node in self.nodes.items() if node in here}
         self._known &= here
         self._known -= {

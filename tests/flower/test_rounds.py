@@ -161,7 +161,9 @@ def test_a_run_of_one_machine_is_not_resumed_on_devices(tmp_path: Path) -> None:
 # Who is there -------------------------------------------------------------------------
 
 
-def test_a_device_that_is_cut_off_is_not_chosen_and_comes_back(tmp_path: Path) -> None:
+def test_a_device_that_is_cut_off_is_not_chosen_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     given = {"rounds": 4, "clients.per_round": 3, "early_stopping.on": False}
     house = House(tmp_path, given)
     house.start(0, 1, 2)
@@ -175,6 +177,7 @@ def test_a_device_that_is_cut_off_is_not_chosen_and_comes_back(tmp_path: Path) -
     server = house.serve(watch)
     cohorts = [sorted(played.answers) for played in house.seen]
     assert cohorts == [[0, 1, 2], [0, 2], [0, 2], [0, 1, 2]]
+    assert caplog.messages.count("hall is no longer connected") == 1
     assert not server.last.federation.stopped
     lines = records(tmp_path / "run")[:4]
     assert [line["stopped_clients"] for line in lines] == [0] * 4
@@ -384,6 +387,23 @@ def test_a_device_that_was_late_is_not_waited_for_until_it_answers(
     assert house.seen[1].missing == {1: "no answer within 3 s"}
     assert "hall is late; the rounds go on without it" in caplog.text
     assert monotonic() - began < 60
+
+
+def test_a_device_that_was_busy_when_it_was_asked_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path, {"rounds": 1})
+    house.start(0, 1, 2)
+    node = house.nodes["hall"]
+    answer = house.grid.answers[node]
+
+    def busy(message: Message) -> Message | None:
+        house.grid.answers[node] = answer
+        return Message(Error(code=3, reason="expired"), reply_to=message)
+
+    house.grid.answers[node] = busy
+    assert house.serve().names == ["attic", "hall", "kitchen"]
+    assert "cannot take part" not in caplog.text
 
 
 def test_a_message_whose_time_is_over_is_said_to_be_late(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedspu.engines.flower.engine import why
+from fedspu.engines.flower.engine import EXPIRED, why
 from fedspu.engines.flower.log import log
 from fedspu.engines.flower.wire import PACKET, Hello, Refusal, unpack_hello
 from fedspu.errors import FedSPUError, ModelError
@@ -43,6 +43,9 @@ class Fleet:
     def look(self) -> None:
         """See who has come and who has left; nobody is waited for."""
         here = set(self.grid.get_node_ids())
+        for name, node in self.nodes.items():
+            if node not in here:
+                log.warning("%s is no longer connected", name)
         self.nodes = {name: node for name, node in self.nodes.items() if node in here}
         self._known &= here
         self._known -= {
@@ -117,6 +120,9 @@ class Fleet:
                 self._known.discard(node)
 
     def _heard(self, node: int, reply: Message) -> None:
+        if reply.has_error() and reply.error.code == EXPIRED:
+            self._known.discard(node)  # it was busy for long: it is asked again
+            return
         if reply.has_error():
             self._cannot(node, f"node {node}", why(reply))
             return

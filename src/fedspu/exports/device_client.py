@@ -9,7 +9,7 @@ from fedspu.exports import FORMATS, check_format
 from fedspu.exports.saved_client import described
 from fedspu.exports.write import Exported, check_request, write_export
 from fedspu.flower.config import node_settings
-from fedspu.flower.device import DONE, PERSONAL, KeptRun
+from fedspu.flower.kept_run import DONE, PERSONAL, KeptRun
 from fedspu.runs import ready_model
 
 

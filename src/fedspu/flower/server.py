@@ -4,14 +4,12 @@ import json
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import torch
 from flwr.serverapp import Grid
 
 from fedspu import models
@@ -30,10 +28,16 @@ from fedspu.federation.rounds import Round, Scores, is_over, play
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.own_files import is_free
 from fedspu.federation.storage.run_folder import RunFolder
-from fedspu.federation.storage.saved_run import DEVICES, Checkpoint
+from fedspu.federation.storage.saved_run import Checkpoint
 from fedspu.files import write_whole
 from fedspu.flower.config import DeploySettings
 from fedspu.flower.device import digest
+from fedspu.flower.roster import (
+    examples_like,
+    format_devices,
+    parse_devices,
+    without,
+)
 from fedspu.methods.method import Method
 from fedspu.neurons.choose import as_fraction
 from fedspu.prepare import choose
@@ -41,6 +45,9 @@ from fedspu.tasks.task import Task
 
 FOLLOWS = ("clients.number", "clients.capacities", "clients.per_round")
 """Settings that follow from the devices that take part."""
+
+LONGEST = 3600.0
+"""Seconds that a device may take for one message, if no setting says otherwise."""
 
 Watch = Callable[[Plan, Round], None]
 """Called after every round, once it is saved."""
@@ -326,15 +333,9 @@ class Server:
             if problem := self._why_not(hello):
                 self.fleet.refuse(hello.name, problem)
         hellos = list(self.fleet.devices.values())
-        generator = torch.Generator().manual_seed(0)
-        x_dtype, y_dtype = _dtype(first.x_dtype), _dtype(first.y_dtype)
-        x = torch.zeros(2, *first.x_shape, dtype=x_dtype)
-        if x_dtype.is_floating_point:
-            x = torch.rand(2, *first.x_shape, generator=generator).to(x_dtype)
-        y = torch.zeros(2, *first.y_shape, dtype=y_dtype)
         needed = max(hello.num_outputs for hello in hellos)
         number = self._saved_outputs or self.deploy.outputs or needed
-        return Sample("the devices' data", x, y, number)
+        return Sample("the devices' data", *examples_like(first), number)
 
     # The run folder -------------------------------------------------------------------
 
@@ -428,39 +429,3 @@ class Server:
         lost = {**played.missing, **played.refused}
         parts += [f"without {self.names[k]} ({why})" for k, why in lost.items()]
         return ", ".join(parts)
-
-
-def without(federation: Federation, clients: Collection[int]) -> Federation:
-    """The federation as if these clients had never taken part."""
-    return replace(
-        federation,
-        last={k: t for k, t in federation.last.items() if k not in clients},
-        kept={k: a for k, a in federation.kept.items() if k not in clients},
-    )
-
-
-LONGEST = 3600.0
-"""Seconds that a device may take for one message, if no setting says otherwise."""
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise FedSPUError(f"the devices' data is of type {name!r}, which PyTorch lacks")
-    return found
-
-
-def format_devices(key: str, names: Sequence[str]) -> str:
-    """What a run folder says of its devices, in the order of their numbers."""
-    return f"{DEVICES}{key}: {' '.join(names)}"
-
-
-def parse_devices(text: str, path: Path) -> tuple[str, list[str]]:
-    """The key of a run, and its devices' names."""
-    if not text.startswith(DEVICES):
-        raise StorageError(
-            f"{path} is a run on one machine; resume it with `fedspu run --resume "
-            f"{path}`, or choose another deploy.out"
-        )
-    key, _, names = text.removeprefix(DEVICES).partition(": ")
-    return key, names.split()

@@ -129,6 +129,9 @@ class FlowerSimulation:
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                     "init_args": {
+                        # A cluster of its own, whatever else runs on this machine.
+                        "address": "local",
+                        "_node_ip_address": "127.0.0.1",
                         "num_cpus": num_workers,
                         "logging_level": "error",
                         "log_to_driver": False,

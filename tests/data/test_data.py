@@ -58,7 +58,8 @@ def test_a_name_like_no_other_gets_the_list_alone() -> None:
     with pytest.raises(SettingsError) as caught:
         data.load("qqq")
     known = ", ".join(data.usage(name) for name in sorted(data.DATASETS))
-    assert str(caught.value) == f"data.name = 'qqq': expected one of {known}"
+    wanted = f"data.name = 'qqq': expected one of {known}, package.module:load"
+    assert str(caught.value) == wanted
 
 
 def test_arrays_need_a_file() -> None:
@@ -123,3 +124,50 @@ def test_the_digits_have_the_numbers_of_the_catalogue() -> None:
     source, digits = data.DATASETS["digits"], data.load("digits")
     assert len(digits.y) == source.num_examples
     assert digits.num_outputs == source.num_classes
+
+
+# A function of the user's own ---------------------------------------------------------
+
+LOADERS = """
+import numpy as np
+
+def load():
+    return np.zeros((5, 3), np.float32), np.arange(5)
+
+def tokens():
+    return (np.ones((5, 3), np.int64),)
+
+def wrong():
+    return 3
+
+def fails():
+    raise ValueError("no disk")
+"""
+
+
+@pytest.fixture
+def loaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_loaders.py").write_text(LOADERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("loaders")
+def test_data_comes_from_a_function() -> None:
+    found = data.load("own_loaders:load")
+    assert (found.name, len(found.y), found.num_outputs) == ("own_loaders:load", 5, 5)
+
+
+@pytest.mark.usefixtures("loaders")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own_loaders:wrong", "it returned a int; expected a tuple"),
+        ("own_loaders:fails", r"it raised ValueError: no disk"),
+        ("own_loaders:lod", r"has no lod \(did you mean load\?\)"),
+        ("no_such_module:load", "no module named no_such_module"),
+        ("own_loaders:tokens", "has no targets"),
+    ],
+)
+def test_a_function_that_gives_no_data_is_refused(name: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        data.load(name)

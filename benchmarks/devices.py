@@ -132,6 +132,7 @@ def measure(size: str, number: int, rounds: int) -> dict[str, Any]:
             ended = found.play(3600)
             seconds = time.monotonic() - since
             sent = proxy.down + proxy.up - before
+            judged = sum(w.nbytes for w in ready.plan.initial.values())
             return {
                 "size": size,
                 "devices": number,
@@ -139,7 +140,10 @@ def measure(size: str, number: int, rounds: int) -> dict[str, Any]:
                 "start": started,
                 "run": seconds,
                 "idle bytes a device and second": idle / number,
-                **_of_rounds(found, sent - idle * seconds),
+                "counted": sent,
+                "of it idle, if as before": round(idle * seconds),
+                "of it the judged model": judged * min(number, 10),
+                **_of_rounds(found),
             }
 
 
@@ -150,7 +154,7 @@ def _idle(proxy: Proxy, seconds: float) -> float:
     return (proxy.down + proxy.up - before) / seconds
 
 
-def _of_rounds(found: Deployment, sent: float) -> dict[str, Any]:
+def _of_rounds(found: Deployment) -> dict[str, Any]:
     saved = SavedRun(found.server.run)
     times, lines = saved.lines("times.jsonl"), saved.lines("rounds.jsonl")
     inner = times[1:-1] or times  # the first round and the last judge more
@@ -163,8 +167,6 @@ def _of_rounds(found: Deployment, sent: float) -> dict[str, Any]:
         "train exchange": median(line["clients"] for line in inner),
         "judge exchange": median(line["judging"] for line in inner),
         "reported": reported,
-        "measured": round(sent),
-        "ratio": sent / reported,
     }
 
 

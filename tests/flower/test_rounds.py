@@ -600,3 +600,27 @@ def test_a_model_keeps_its_outputs_when_a_run_goes_on(tmp_path: Path) -> None:
     house.stop(most)
     server = house.serve(changes={**given, "deploy.devices": 2})
     assert server.last.federation.round == 3
+
+
+def test_more_devices_may_train_at_once_than_a_run_has_by_default(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path, {"rounds": 1, "early_stopping.on": False})
+    config = {**house.config, "clients.per_round": 150}
+    house.config = house.grid.run_config = config
+    house.start(0, 1, 2)
+    assert sorted(house.serve().last.federation.last) == [0, 1, 2]
+
+
+def test_a_simulation_with_too_many_nodes_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path)
+    numbers = {"clients.number": 3, "clients.capacities": "0.2,0.6,1.0"}
+    grid = Nodes({**house.config, **numbers})
+    for number in range(4):
+        grid.add({"partition-id": number, "num-partitions": 4}, app)
+    server = Server(grid, *split(grid.run_config), poll=0.001)
+    server.run()
+    assert len(server.names) == 3
+    assert "give num-supernodes the same number" in caplog.text

@@ -14,8 +14,10 @@ from fedspu.settings_text import nearest, parse_value
 PREFIX = "deploy."
 """Settings of the deployment begin like this; all others are fedspu's."""
 
-ON_DEVICES = "digits"
-"""The data that a server's settings name; devices have their own."""
+FOLLOWS = ("clients.number", "clients.capacities", "clients.per_round")
+"""Settings that follow from the devices that take part."""
+
+MOST_DEVICES = 10_000_000
 
 
 class _Table(BaseModel):
@@ -67,6 +69,12 @@ def split(
     own = {n.removeprefix(PREFIX): v for n, v in given.items() if n.startswith(PREFIX)}
     others = {name: v for name, v in given.items() if not name.startswith(PREFIX)}
     return others, _checked(DeploySettings, own, PREFIX)
+
+
+def for_any_number(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run whose devices are not known yet."""
+    others = {name: v for name, v in given.items() if name not in FOLLOWS[:2]}
+    return {**others, "clients.number": MOST_DEVICES}
 
 
 def node_settings(node_config: Mapping[str, Any]) -> NodeSettings:

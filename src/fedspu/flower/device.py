@@ -41,7 +41,7 @@ from fedspu.federation.messages import VERSION, unpack_state
 from fedspu.federation.plan import Plan, Sample, make_plan
 from fedspu.federation.plan_file import describe_plan, restore_plan
 from fedspu.files import Mark, lock, sync_folder, write_whole
-from fedspu.flower.config import NodeSettings
+from fedspu.flower.config import NodeSettings, for_any_number
 from fedspu.flower.kept_run import (
     DONE,
     INITIAL,
@@ -70,7 +70,7 @@ class Device:
 
     def __init__(self, given: Mapping[str, Any], node: NodeSettings) -> None:
         self.node = node
-        self._given = {**given, "data.name": node.data}
+        self._given = {**for_any_number(given), "data.name": node.data}
         self._given.pop("data.dir", None)
 
     # Before the first round -----------------------------------------------------------

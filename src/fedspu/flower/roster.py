@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedspu.engines.flower.wire import Hello
+from fedspu.engines.flower.wire import Like
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.saved_run import DEVICES
@@ -22,14 +22,14 @@ def without(federation: Federation, clients: Collection[int]) -> Federation:
     )
 
 
-def examples_like(hello: Hello) -> tuple[Tensor, Tensor]:
-    """Two examples and targets of the same shape and type as a device's."""
-    x_dtype, y_dtype = _dtype(hello.x_dtype), _dtype(hello.y_dtype)
-    x = torch.zeros(2, *hello.x_shape, dtype=x_dtype)
+def examples_like(usual: Like) -> tuple[Tensor, Tensor]:
+    """Two examples and targets of the devices' shape and type."""
+    x_dtype, y_dtype = _dtype(usual.x_dtype), _dtype(usual.y_dtype)
+    x = torch.zeros(2, *usual.x_shape, dtype=x_dtype)
     if x_dtype.is_floating_point:
         generator = torch.Generator().manual_seed(0)
-        x = torch.rand(2, *hello.x_shape, generator=generator).to(x_dtype)
-    return x, torch.zeros(2, *hello.y_shape, dtype=y_dtype)
+        x = torch.rand(2, *usual.x_shape, generator=generator).to(x_dtype)
+    return x, torch.zeros(2, *usual.y_shape, dtype=y_dtype)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -30,7 +30,7 @@ from fedspu.federation.storage.own_files import is_free
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import Checkpoint
 from fedspu.files import write_whole
-from fedspu.flower.config import DeploySettings
+from fedspu.flower.config import FOLLOWS, DeploySettings, for_any_number
 from fedspu.flower.device import digest
 from fedspu.flower.roster import (
     examples_like,
@@ -42,9 +42,6 @@ from fedspu.methods.method import Method
 from fedspu.neurons.choose import as_fraction
 from fedspu.prepare import choose
 from fedspu.tasks.task import Task
-
-FOLLOWS = ("clients.number", "clients.capacities", "clients.per_round")
-"""Settings that follow from the devices that take part."""
 
 LONGEST = 3600.0
 """Seconds that a device may take for one message, if no setting says otherwise."""
@@ -73,7 +70,7 @@ class Server:
         watch: Watch | None = None,
     ) -> None:
         self.deploy, self.watch, self._model = deploy, watch, model
-        own = {name: value for name, value in given.items() if name not in FOLLOWS[:2]}
+        own = for_any_number(given)
         self.settings, self.method, self.task = choose(own, model, None, method, task)
         self.names: list[str] = []  # of devices; a client's number is its place here
         self.run_key = secrets.token_hex(8)
@@ -84,7 +81,7 @@ class Server:
         self._is_left_alone = False
         self._sample: Sample
         self._base: Plan | None = None
-        self._first: Hello | None = None  # what all others must be like
+        self._usual: Like | None = None  # what all devices must be like
         self._saved_outputs = 0  # of the model of a run that goes on
         self._capacities: dict[str, float] = {}
 
@@ -239,12 +236,10 @@ class Server:
     def _why_not(self, hello: Hello) -> str:
         """Why a device cannot take part; empty if it can."""
         own = {"version": fedspu_version(), "protocol": VERSION, "task": self.task.name}
-        first = self._first or hello
-        if differs := first.model_copy(update=own).differs(hello):
+        usual = self._usual or hello.like
+        if differs := usual.model_copy(update=own).differs(hello):
             return f"{differs}; it must be the same everywhere"
-        if hello.problem:
-            return hello.problem
-        if self._first is None:
+        if self._usual is None:
             return ""
         outputs = self._saved_outputs or self.deploy.outputs
         if self._base is not None:
@@ -279,9 +274,10 @@ class Server:
         return bool(new)
 
     def _seat(self, plan: Plan, client: int) -> Seat:
+        assert self._usual is not None, "there is no plan yet"
         return Seat(
             run=self.run_key,
-            like=self._like,
+            like=self._usual,
             client=client,
             num_clients=plan.num_clients,
             capacity=float(plan.capacity(client)),
@@ -289,11 +285,6 @@ class Server:
             num_outputs=self._sample.num_outputs,
             table=self._table,
         )
-
-    @property
-    def _like(self) -> Like:
-        assert self._first is not None, "there is no plan yet"
-        return Like(**{name: getattr(self._first, name) for name in Like.model_fields})
 
     # The plan -------------------------------------------------------------------------
 
@@ -323,19 +314,15 @@ class Server:
     def _make_sample(self) -> Sample:
         """Two examples like the devices': of the same shape and type."""
         hellos = list(self.fleet.devices.values())
-        kinds = Counter((h.x_shape, h.x_dtype, h.y_shape, h.y_dtype) for h in hellos)
-        usual, _ = kinds.most_common(1)[0]
-        first = next(
-            h for h in hellos if (h.x_shape, h.x_dtype, h.y_shape, h.y_dtype) == usual
-        )
-        self._first = first
+        usual, _ = Counter(hello.like for hello in hellos).most_common(1)[0]
+        self._usual = usual
         for hello in hellos:
             if problem := self._why_not(hello):
                 self.fleet.refuse(hello.name, problem)
         hellos = list(self.fleet.devices.values())
         needed = max(hello.num_outputs for hello in hellos)
         number = self._saved_outputs or self.deploy.outputs or needed
-        return Sample("the devices' data", *examples_like(first), number)
+        return Sample("the devices' data", *examples_like(usual), number)
 
     # The run folder -------------------------------------------------------------------
 

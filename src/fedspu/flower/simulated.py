@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from fedspu.data.dataset import Dataset
 from fedspu.data.examples import DividedData, divide
 from fedspu.engines.flower.wire import Seat
+from fedspu.errors import SettingsError
 from fedspu.federation.client import Examples
 from fedspu.federation.client_memory import Name, Shelf, pack_memory, unpack_memory
 from fedspu.federation.plan import Plan, capacities_of
@@ -37,15 +38,17 @@ class SimulatedDevice(Device):
         number = int(context.node_config[PARTITION])
         self._context, self._flat = context, tuple(sorted(given.items()))
         settings, _, _ = choose(given, None, None, None, None)
-        clients = settings.clients
-        if number >= clients.number:
-            name, capacity = f"node-{number:08}", 1.0
-        else:
-            name, capacity = f"node-{number:08}", float(capacities_of(settings)[number])
-        super().__init__(
-            given,
-            NodeSettings(name=name, capacity=capacity, data=settings.data.name),
+        if number >= settings.clients.number:
+            raise SettingsError(
+                f"this is node {number} of the simulation, and clients.number is "
+                f"{settings.clients.number}; give num-supernodes the same number"
+            )
+        node = NodeSettings(
+            name=f"node-{number:08}",
+            capacity=float(capacities_of(settings)[number]),
+            data=settings.data.name,
         )
+        super().__init__(given, node)
         self._given = dict(given)
 
     def _data(self, task: Task) -> Dataset:
@@ -67,9 +70,8 @@ class SimulatedDevice(Device):
         return ContextShelf(self._context)
 
 
-_PLANS: dict[
-    str, Plan
-] = {}  # the last one: a process of a simulation has many messages
+_PLANS: dict[str, Plan] = {}
+"""The last plan: a process of a simulation has many messages."""
 
 
 @cache

@@ -110,7 +110,11 @@ class Hello(Like):
     capacity: Capacity
     num_outputs: Annotated[int, Field(ge=0, le=10_000_000)]
     num_examples: Annotated[int, Field(ge=1)]
-    problem: Word = ""  # why it cannot take part
+
+    @property
+    def like(self) -> Like:
+        """Only that in which all devices must be alike."""
+        return Like(**self.model_dump(include=set(Like.model_fields)))
 
 
 class Refusal(Strict):

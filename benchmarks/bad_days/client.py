@@ -1,4 +1,4 @@
-"""fedspu's app on a device, with faults: what ``bad_days.py`` lets devices run.
+"""fedspu's app on a device, with faults: what bad days let devices run.
 
 A device's folder may hold ``fault.json``: ``{"slow": 60}`` (seconds before it trains),
 ``{"version": "0.0.1"}`` (what it says of itself) or ``{"model": "mlp"}`` (what it

@@ -9,7 +9,8 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# One thread for each process: a client turn is defined so, and tests run two at a time.
+# One thread for each process: a client turn is defined so, and tests run three at a
+# time: one of them is mostly waiting for other processes (tests/conftest.py).
 export OMP_NUM_THREADS := 1
 
 .PHONY: help run test coverage lint format clean
@@ -22,7 +23,7 @@ run: $(VENV)/.run  ## FedSPU beside local training on real digits; again: the re
 	$(BIN)/fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
 test: $(VENV)/.dev  ## all tests
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 coverage: $(VENV)/.dev  ## all tests, and which lines and branches they reach
 	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term

@@ -173,10 +173,10 @@ def score(attack: str, given: Mapping[str, Any]) -> tuple[float, float | None]:
         whole = None
         if plan.has_global:
             found = judge(plan, engine, last.federation, honest, "global")
-            whole = mean(found.scores.values())
+            whole = mean(each.test for each in found.scores.values())
     except FedSPUError:
         return 0.0, 0.0
-    return mean(last.scores.personal[k] for k in honest), whole
+    return mean(last.scores.personal[k].test for k in honest), whole
 
 
 def measured(results: Path, key: dict[str, Any]) -> dict[str, Any]:

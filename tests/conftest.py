@@ -1,5 +1,6 @@
 """What every test stands on: the same examples each time, one thread."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +14,19 @@ settings.register_profile(
 )
 
 torch.set_num_threads(1)
+
+
+WAITING = (
+    "tests/flower/",
+    "tests/deploy/",
+    "tests/engines/test_ray.py",
+    "tests/engines/test_deadline.py",
+    "tests/engines/test_sameness.py",
+    "tests/test_lifetimes.py",
+)
+"""Tests that mostly wait for other processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that wait, so that others use the cores meanwhile."""
+    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))

@@ -308,8 +308,10 @@ def test_an_interrupted_turn_loses_that_round_alone(
 # Judging -----------------------------------------------------------------------------
 
 
-def accuracy(run: fedspu.Run, model: nn.Module, client: int) -> float:
-    x, y = run.examples.part(client, "test")
+def accuracy(
+    run: fedspu.Run, model: nn.Module, client: int, part: str = "test"
+) -> float:
+    x, y = run.examples.part(client, part)
     with torch.no_grad():
         right: list[bool] = (model(x).argmax(1) == y).tolist()
     return sum(right) / len(right)
@@ -318,13 +320,18 @@ def accuracy(run: fedspu.Run, model: nn.Module, client: int) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_summary_s_accuracies_are_those_found_by_hand(method: str) -> None:
     run = run_for(method=method, rounds=3, clients__per_round=2, train__epochs=6)
-    own = {k: accuracy(run, run.personal_model(k), k) for k in range(6)}
+    own, val = (
+        {k: accuracy(run, run.personal_model(k), k, part) for k in range(6)}
+        for part in ("test", "val")
+    )
     asked = {k for line in run.rounds for k in line["clients"]}
     summary = run.summary
-    assert summary["personal_accuracy"] == pytest.approx(mean(own.values()))
-    assert summary["participating_accuracy"] == pytest.approx(
-        mean(own[k] for k in asked)
-    )
+    for found, name in ((own, "accuracy"), (val, "val_accuracy")):
+        assert summary[f"personal_{name}"] == pytest.approx(mean(found.values()))
+        assert summary[f"participating_{name}"] == pytest.approx(
+            mean(found[k] for k in asked)
+        )
+    assert summary["worst_tenth_accuracy"] == pytest.approx(min(own.values()))
     assert summary["participating_clients"] == len(asked) < 6
     by_capacity = {
         p: mean([own[2 * i], own[2 * i + 1]])
@@ -332,11 +339,13 @@ def test_the_summary_s_accuracies_are_those_found_by_hand(method: str) -> None:
     }
     assert summary["personal_accuracy_by_capacity"] == pytest.approx(by_capacity)
     if method == "local":
-        assert summary["global_accuracy"] is None
+        assert summary["global_accuracy"] is summary["global_val_accuracy"] is None
     else:
-        of_all = mean(accuracy(run, run.global_model(), k) for k in range(6))
-        assert summary["global_accuracy"] == pytest.approx(of_all)
+        for part, name in (("test", "accuracy"), ("val", "val_accuracy")):
+            of_all = mean(accuracy(run, run.global_model(), k, part) for k in range(6))
+            assert summary[f"global_{name}"] == pytest.approx(of_all)
     assert len(set(own.values())) > 1  # else this shows nothing
+    assert own != val
 
 
 def mean(values: Any) -> float:
@@ -348,9 +357,9 @@ def test_each_turn_s_accuracy_is_recorded_as_judged_after_it(tmp_path: Path) -> 
     run = in_folder(tmp_path / "run", rounds=1, train__epochs=6)
     for line in lines_of(tmp_path / "run/clients.jsonl"):
         client = line["client"]
-        assert line["accuracy"] == pytest.approx(
-            accuracy(run, run.personal_model(client), client)
-        )
+        for part, name in (("test", "accuracy"), ("val", "val_accuracy")):
+            found = accuracy(run, run.personal_model(client), client, part)
+            assert line[name] == pytest.approx(found)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -403,7 +412,9 @@ def test_the_global_model_is_recorded_when_judged_and_at_the_end() -> None:
     run = run_for(rounds=5, judge__every=2)
     judged = [line["global_accuracy"] is not None for line in run.rounds]
     assert judged == [False, True, False, True, True]
-    assert run.summary["global_accuracy"] == run.rounds[-1]["global_accuracy"]
+    for name in ("global_accuracy", "global_val_accuracy"):
+        assert [line[name] is not None for line in run.rounds] == judged
+        assert run.summary[name] == run.rounds[-1][name]
 
 
 # Records -----------------------------------------------------------------------------
@@ -412,7 +423,8 @@ DUE = """
     method dataset alpha seed rounds_played stopped_clients personal_accuracy
     personal_accuracy_by_capacity participating_accuracy global_accuracy bytes_initial
     bytes_down bytes_up index_bytes train_seconds critical_seconds wall_seconds
-    peak_rss_bytes
+    train_cpu_seconds peak_rss_bytes personal_val_accuracy participating_val_accuracy
+    global_val_accuracy worst_tenth_accuracy
 """
 
 
@@ -442,9 +454,13 @@ def test_the_summary_has_what_is_due_and_adds_up(
             assert line["train_loss"] == pytest.approx(
                 mean(turn["train_loss"] for turn in turns)
             )
-    for name in ("train_seconds", "critical_seconds", "wall_seconds"):
+    for name in (
+        *("train_seconds", "train_cpu_seconds"),
+        *("critical_seconds", "wall_seconds"),
+    ):
         assert summary[name] == pytest.approx(sum(line[name] for line in times))
     for line in times:
+        assert line["train_cpu_seconds"] > 0
         assert 0 < line["critical_seconds"] <= line["train_seconds"]
         assert line["train_seconds"] <= line["wall_seconds"]
     for line in clients:
@@ -615,8 +631,15 @@ def test_a_method_and_a_task_may_be_given_in_python() -> None:
     assert run.plan.method is OWN_METHOD
     assert run.plan.task is OWN_TASK
     assert (run.summary["method"], run.summary["task"]) == ("firsts", "marks")
-    wrong = [1 - accuracy(run, run.personal_model(k), k) for k in range(6)]
+    wrong, val = (
+        [1 - accuracy(run, run.personal_model(k), k, part) for k in range(6)]
+        for part in ("test", "val")
+    )
     assert run.summary["personal_errors"] == pytest.approx(mean(wrong))
+    assert run.summary["personal_val_errors"] == pytest.approx(mean(val))
+    # The fewer the better, so the most is the worst.
+    assert run.summary["worst_tenth_errors"] == pytest.approx(max(wrong))
+    assert max(wrong) > min(wrong)
     for name in ("conv1.weight", "bn1.running_mean"):  # of the rest nothing was sent
         moved = global_of(run)[name] != run.plan.initial[name]
         assert bool(moved[0].any())

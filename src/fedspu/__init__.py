@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from fedspu.errors import FedSPUError
     from fedspu.exports.as_safetensors import load_exported
     from fedspu.exports.saved_client import export
+    from fedspu.load_run import RunRecords, load_run
     from fedspu.neurons.average import Update, average
     from fedspu.neurons.blocks import extract, load_state, merge, state_of
     from fedspu.neurons.choose import choose_ordered, choose_random, choose_top
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from fedspu.random_streams import stream
     from fedspu.runs import Run, load_personal, resume, simulate
     from fedspu.settings import Settings
+    from fedspu.sweeps.compare import Comparison, compare
 
 _HOMES = {
     "errors": ("FedSPUError",),
     "exports.as_safetensors": ("load_exported",),
     "exports.saved_client": ("export",),
+    "load_run": ("RunRecords", "load_run"),
     "neurons.average": ("Update", "average"),
     "neurons.blocks": ("extract", "load_state", "merge", "state_of"),
     "neurons.choose": ("choose_ordered", "choose_random", "choose_top"),
@@ -44,6 +47,7 @@ _HOMES = {
     "random_streams": ("stream",),
     "runs": ("Run", "load_personal", "resume", "simulate"),
     "settings": ("Settings",),
+    "sweeps.compare": ("Comparison", "compare"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -51,6 +55,7 @@ __all__ = [
     "Active",
     "Axis",
     "Blocks",
+    "Comparison",
     "FedSPUError",
     "LayerKind",
     "LinearLike",
@@ -59,6 +64,7 @@ __all__ = [
     "Neurons",
     "Payload",
     "Run",
+    "RunRecords",
     "Settings",
     "State",
     "Update",
@@ -66,10 +72,12 @@ __all__ = [
     "choose_ordered",
     "choose_random",
     "choose_top",
+    "compare",
     "export",
     "extract",
     "load_exported",
     "load_personal",
+    "load_run",
     "load_state",
     "map_neurons",
     "merge",

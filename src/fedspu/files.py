@@ -155,6 +155,21 @@ def lock(path: Path, seconds: float = 0.0) -> BinaryIO | None:
         time.sleep(0.02)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process has locked this file; nothing is changed."""
+    if fcntl is None:
+        return path.exists()
+    try:
+        with open_ordinary(path, follow=False) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    except (OSError, StorageError):
+        return False
+    return False
+
+
 def _is_at(file: BinaryIO, path: Path) -> bool:
     """Whether an open file still has this name."""
     try:

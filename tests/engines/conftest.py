@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.ray_cluster import add_node, small_cluster
+from tests.engines.ray_cluster import add_node, small_cluster, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,9 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def second_node(cluster: Any) -> Any:
     """Another node of the cluster with one CPU; a test may kill it."""
-    for node in cluster.worker_nodes:
-        return node
-    return add_node(cluster)
+    import ray
+
+    nodes = list(cluster.worker_nodes) or [add_node(cluster)]
+    # A node that an earlier test has killed is counted until Ray notices it.
+    wait_until(lambda: ray.cluster_resources().get("CPU") == 1 + len(nodes))
+    return nodes[0]

@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 # Ray reads these when it is imported: no reports, and nothing but this machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+# Ray's processes are as important as the tests that wait for them.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # its own spelling
 
 
 @contextmanager
@@ -70,8 +72,7 @@ def wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin_all(engine: Any, *given: Any) -> None:
         begin(engine, *given)
-        while len(engine.ready()) < engine.num_workers:
-            time.sleep(0.1)
+        wait_until(lambda: len(engine.ready()) == engine.num_workers)
 
     monkeypatch.setattr(RayEngine, "__init__", begin_all)
 
@@ -190,7 +191,9 @@ class HangsOnNode:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something, at most a minute."""
-    until = time.monotonic() + 60
-    while not is_so() and time.monotonic() < until:
+    """Wait for something, even on a busy machine, but not for ever."""
+    until = time.monotonic() + 180
+    while not is_so():
+        if time.monotonic() > until:
+            raise TimeoutError(f"waited in vain for {is_so}")
         time.sleep(0.05)

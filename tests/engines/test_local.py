@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fedspu.methods.method as method_module
 from fedspu.engines.local import LocalEngine
@@ -11,6 +12,7 @@ from fedspu.errors import TrainingError
 from fedspu.federation.client import Client
 from fedspu.federation.engine import Answer, Missing
 from fedspu.federation.messages import (
+    NO_TIME,
     Packet,
     TrainReply,
     TrainRequest,
@@ -51,7 +53,7 @@ def reply_of(plan: Plan, request: TrainRequest, answer: Answer) -> TrainReply:
 
 def without_time(answer: Answer) -> Packet:
     """The bytes of an answer."""
-    return replace(answer.up, seconds=0.0)
+    return replace(answer.up, took=NO_TIME)
 
 
 def test_bytes_are_counted_as_serialised() -> None:
@@ -162,7 +164,13 @@ def test_what_a_client_gets_and_gives_has_crossed_as_bytes(
     assert float(memory.own.state["fc.weight"].abs().sum()) > 0
 
 
-def test_judging_scores_each_client_s_own_model_on_its_own_test_part() -> None:
+def right_by_hand(ready: Prepared, model: nn.Module, client: int) -> list[float]:
+    """The share of right answers on a client's own test and validation part."""
+    parts = (ready.examples.part(client, name) for name in ("test", "val"))
+    return [(model.eval()(x).argmax(1) == y).double().mean().item() for x, y in parts]
+
+
+def test_judging_scores_each_client_s_own_model_on_its_own_parts() -> None:
     ready = prepared_for(train__epochs=8)
     plan, engine = ready.plan, engine_of(ready)
     exchanged(engine, requests(plan, 5))
@@ -173,10 +181,8 @@ def test_judging_scores_each_client_s_own_model_on_its_own_test_part() -> None:
         own = engine.shelf.get(client, federation.last.get(client, 0)).own
         assert (own is None) == (client == 4)
         by_hand.load_state_dict(plan.initial if own is None else own.state)
-        x, y = ready.examples.part(client, "test")
-        right = (by_hand.eval()(x).argmax(1) == y).float().mean().item()
         score = judge(plan, engine, federation, [client], "personal").scores[client]
-        assert score == pytest.approx(right)
+        assert list(score) == pytest.approx(right_by_hand(ready, by_hand, client))
 
 
 def test_the_broadcast_is_what_clients_judge_by_the_server_s_model() -> None:
@@ -190,9 +196,7 @@ def test_the_broadcast_is_what_clients_judge_by_the_server_s_model() -> None:
     found = judge(plan, engine, federation, range(6), "global").scores
     by_hand.load_state_dict(state)
     for client, score in found.items():
-        x, y = ready.examples.part(client, "test")
-        right = (by_hand.eval()(x).argmax(1) == y).float().mean().item()
-        assert score == pytest.approx(right)
+        assert list(score) == pytest.approx(right_by_hand(ready, by_hand, client))
 
 
 def test_an_engine_moves_no_global_generator() -> None:

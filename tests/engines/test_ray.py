@@ -121,7 +121,7 @@ def test_a_node_killed_in_mid_round_changes_no_bit(
     killer.start()
     fault = HangsOnNode(second_node.node_id, 2, begun)
     found = simulate(with_fault("ditto", fault), clients__per_round=5)
-    killer.join(timeout=60)
+    killer.join(timeout=180)
     assert begun.exists()
     assert same_run(found, here(clients__per_round=5))
     assert any(line["retried_clients"] for line in found.times)

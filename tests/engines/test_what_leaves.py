@@ -23,7 +23,15 @@ from fedspu.engines.workers import Worker, WorkersEngine, can_fork
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Answer, Cost, Engine
-from fedspu.federation.messages import JudgeRequest, Packet, Request, TrainRequest
+from fedspu.federation.messages import (
+    NO_TIME,
+    JudgeReply,
+    JudgeRequest,
+    Packet,
+    Request,
+    Seconds,
+    TrainRequest,
+)
 from fedspu.federation.server import Federation, judge_requests
 from fedspu.methods.method import Memory, ModelState, Trained, Turn
 from fedspu.neurons.table import Active, State
@@ -79,7 +87,7 @@ def by_hand(method: str, client: int) -> Packet:
         assert reply.val_loss == pytest.approx(loss, rel=1e-6)
     header = struct.pack(
         "<BBIII??dd",
-        *(1, 1, 1, client, len(examples), False, True),
+        *(2, 1, 1, client, len(examples), False, True),
         *(results[0].loss, reply.val_loss),
     )
     if reply.active is None:
@@ -191,17 +199,20 @@ def test_a_reply_is_what_was_trained_and_nothing_else(
     assert answers.keys() == set(CLIENTS)
     for client, answer in answers.items():
         wanted = by_hand(method, client)
-        assert replace(answer.up, seconds=0.0) == wanted
-        assert isinstance(answer.up.seconds, float)
+        assert replace(answer.up, took=NO_TIME) == wanted
+        assert_only_times(answer.up.took)
         # An answer is a message, its cost, and whether it was asked for again.
         assert vars(answer).keys() == {"up", "cost", "retried"}
         assert vars(answer.cost).keys() == set(Cost.__dataclass_fields__)
+        spent = answer.cost.train_seconds, answer.cost.train_cpu_seconds
+        assert spent == answer.up.took
+        assert all(seconds > 0 for seconds in spent)
     if make is workers:
         assert_only_lengths(piped, [by_hand(method, k) for k in CLIENTS])
 
 
 @pytest.mark.parametrize(("make", "method"), ENGINES)
-def test_judging_sends_a_count_a_loss_and_a_metric(
+def test_judging_sends_a_count_a_loss_and_a_metric_of_two_parts(
     make: Callable[..., Engine], method: str, tmp_path: Path
 ) -> None:
     ready = ready_for(method)
@@ -214,21 +225,28 @@ def test_judging_sends_a_count_a_loss_and_a_metric(
     for client, answer in answers.items():
         reply, _ = client_of(ready).reply(asked[client], plan.initial)
         count = len(ready.examples.part(client, "test")[0])
-        numbers = (1, 2, 0, client, count, vars(reply)["loss"], vars(reply)["value"])
-        wanted.append(Packet(struct.pack("<BBIIIdd", *numbers)))
-        assert replace(answer.up, seconds=0.0) == wanted[-1]
+        assert isinstance(reply, JudgeReply)
+        measured = (reply.loss, reply.value, reply.val_value)
+        header = struct.pack("<BBIIIddd", 2, 2, 0, client, count, *measured)
+        wanted.append(Packet(header))
+        assert replace(answer.up, took=NO_TIME) == wanted[-1]
     assert len(wanted) == 3
     if make is workers:
         assert_only_lengths(piped, wanted)
+
+
+def assert_only_times(took: Seconds) -> None:
+    assert type(took) is Seconds
+    assert [type(seconds) for seconds in took] == [float, float]
 
 
 def assert_only_lengths(piped: list[bytes], packets: list[Packet]) -> None:
     """Lengths of the parts, seconds and peak memory go through pipes, and no more."""
     lengths = []
     for content in piped:
-        is_done, (found, seconds, peak) = pickle.loads(content)
+        is_done, (found, took, peak) = pickle.loads(content)
         assert is_done is True
-        assert type(seconds) is float
+        assert_only_times(took)
         assert type(peak) is int
         lengths.append(found)
     assert sorted(lengths) == sorted(
@@ -256,7 +274,7 @@ def answer_of(ready: Prepared, memory: Memory, seed: int = 1) -> Packet:
     engine.client = player
     (found,) = [answer for _, answer in engine.exchange({3: request})]
     assert isinstance(found, Answer)
-    return replace(found.up, seconds=0.0)
+    return replace(found.up, took=NO_TIME)
 
 
 LOSSES = slice(16, 32)

@@ -49,7 +49,7 @@ def test_a_device_s_file_is_its_model_in_the_run(method: str, tmp_path: Path) ->
         model = fedspu.load_exported(out)
         with torch.no_grad():
             assert torch.equal(model(x), alone.personal_model(client)(x))
-        metric = alone.last.scores.personal[client]
+        metric = alone.last.scores.personal[client].test
         assert found.checked.values == pytest.approx((metric, metric))
         assert ("kept" in found.facts) == (method == "hermes")
         assert (found.facts["client"], found.facts["round"]) == (str(client), "2")

@@ -43,7 +43,7 @@ def test_the_model_of_every_method_is_exported_and_loaded_again(
     x, _ = run.examples.part(client, "test")
     assert found.checked.num_examples == len(x)
     assert found.facts["round"] == "3"
-    metric = run.last.scores.personal[client]
+    metric = run.last.scores.personal[client].test
     assert found.checked.values == pytest.approx((metric, metric))
     if method in REMODELLED:
         with pytest.raises(ModelError, match=f"the method {method} changed the model"):

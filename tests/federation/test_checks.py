@@ -20,11 +20,13 @@ from fedspu.federation.checks import (
 )
 from fedspu.federation.engine import Answer
 from fedspu.federation.messages import (
+    NO_TIME,
     JudgeReply,
     JudgeRequest,
     Packet,
     Reply,
     Request,
+    Seconds,
     TrainReply,
     TrainRequest,
     pack_reply,
@@ -57,7 +59,7 @@ def turn(
     down = pack_request(plan, request)
     answer = client.respond(down)
     assert isinstance(answer, Answer)
-    up = replace(answer.up, seconds=0.0)
+    up = replace(answer.up, took=NO_TIME)
     reply = read_reply(plan, request, up)
     assert isinstance(reply, TrainReply)
     return plan, request, reply, down, up
@@ -93,13 +95,13 @@ def test_a_reply_of_another_client_or_round_is_refused(t: int, client: int) -> N
     plan, request, reply, *_ = turn()
     why = f"it belongs to client {client} in round {t}"
     assert why_not(plan, request, changed(reply, round=t, client=client)) == why
-    judged = JudgeReply(t, client, 1, 0.5, 0.5)
+    judged = JudgeReply(t, client, 1, 0.5, 0.5, 0.5)
     assert why_not(plan, JUDGE, judged) == why
 
 
 def test_a_reply_of_another_kind_is_refused() -> None:
     plan, request, *_ = turn()
-    judged = JudgeReply(1, 0, 4, 0.5, 0.5)
+    judged = JudgeReply(1, 0, 4, 0.5, 0.5, 0.5)
     assert why_not(plan, request, judged) == "it is a JudgeReply; expected a TrainReply"
     trained = empty_reply(5, 2)
     assert why_not(plan, JUDGE, trained) == "it is a TrainReply; expected a JudgeReply"
@@ -110,7 +112,7 @@ def test_a_reply_from_no_examples_or_too_many_is_refused(count: int) -> None:
     plan, request, reply, *_ = turn()
     wanted = f"it is from {count} examples"
     assert why_not(plan, request, changed(reply, num_examples=count)).startswith(wanted)
-    judged = JudgeReply(5, 2, count, 0.5, 0.5)
+    judged = JudgeReply(5, 2, count, 0.5, 0.5, 0.5)
     assert why_not(plan, JUDGE, judged).startswith(wanted)
 
 
@@ -125,8 +127,9 @@ def test_a_client_has_as_many_examples_as_it_had_before() -> None:
 @pytest.mark.parametrize("seconds", [*NOT_FINITE, -1.0])
 def test_a_turn_of_impossible_length_is_refused(seconds: float) -> None:
     plan, request, _, _, up = turn()
-    with pytest.raises(ModelError, match=r"^it took .* seconds$"):
-        read_reply(plan, request, replace(up, seconds=seconds))
+    for took in (Seconds(seconds, 1.0), Seconds(1.0, seconds)):
+        with pytest.raises(ModelError, match=rf"^it took {seconds} seconds$"):
+            read_reply(plan, request, replace(up, took=took))
 
 
 # Losses and scores --------------------------------------------------------------------
@@ -140,8 +143,10 @@ def test_a_loss_or_score_that_is_not_finite_is_refused(value: float) -> None:
     found = why_not(plan, request, changed(reply, val_loss=value))
     assert found == f"its validation loss is {value}"
     for loss, score in ((0.5, value), (value, 0.5)):
-        found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, loss, score))
+        found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, loss, score, 0.5))
         assert found == f"its accuracy is {score}, loss {loss}"
+    found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, 0.75, value))
+    assert found == f"its accuracy is {value}, loss 0.5"
 
 
 def test_without_early_stopping_nobody_validates_or_stops() -> None:
@@ -161,11 +166,26 @@ def test_with_early_stopping_everybody_validates() -> None:
 @pytest.mark.parametrize("value", [-0.01, 1.01, 1e300])
 def test_an_accuracy_is_a_share(value: float) -> None:
     plan, *_ = turn()
-    found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, value))
-    assert found == f"its accuracy is {value}; expected 0 to 1"
+    for scores in ((value, 0.5), (0.5, value)):  # to test, and to validate
+        found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, *scores))
+        assert found == f"its accuracy is {value}; expected 0 to 1"
     for sound in (0.0, 1.0, 1.0 + 1e-12):
-        up = pack_reply(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, sound))
-        assert read_reply(plan, JUDGE, up) == JudgeReply(5, 2, 1, 0.5, sound)
+        for scores in ((sound, 0.5), (0.5, sound)):
+            reply = JudgeReply(5, 2, 1, 0.5, *scores)
+            assert read_reply(plan, JUDGE, pack_reply(plan, JUDGE, reply)) == reply
+
+
+@pytest.mark.parametrize("value", [-3.0, 1.01, 1e300])
+def test_a_metric_that_is_no_share_may_be_any_finite_number(value: float) -> None:
+    plan, *_ = turn()
+    metric = replace(plan.task.metric, name="margin", is_share=False)
+    plan = replace(plan, task=replace(plan.task, metric=metric))
+    for scores in ((value, 0.5), (0.5, value)):
+        reply = JudgeReply(5, 2, 1, 0.5, *scores)
+        assert read_reply(plan, JUDGE, pack_reply(plan, JUDGE, reply)) == reply
+    for bad in NOT_FINITE:
+        found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, value, bad))
+        assert found == f"its margin is {bad}, loss 0.5"
 
 
 # Neurons and values -------------------------------------------------------------------
@@ -264,7 +284,8 @@ def test_no_message_is_larger_than_the_largest() -> None:
                     assert len(getattr(packet, part)) <= getattr(most, part)
     plan, _, _, down, up = turn("fedavg")  # the bounds are reached
     assert len(up.values) == len(down.values) == largest(plan).values
-    assert len(up.header) == largest(plan).header
+    judged = pack_reply(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, 0.5, 0.5))
+    assert len(up.header) < len(judged.header) == largest(plan).header
     _, _, _, down, _ = turn("fedspu")
     assert len(down.initial) == largest(turn("fedspu")[0]).initial
 

@@ -1,8 +1,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from time import process_time, sleep
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import fedspu.methods.method as method_module
 from fedspu import State
@@ -18,20 +19,24 @@ from fedspu.errors import TrainingError
 from fedspu.federation import client as client_module
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
+from fedspu.federation.engine import Cost
 from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
+    Seconds,
     TrainReply,
     TrainRequest,
     pack_request,
     unpack_reply,
 )
 from fedspu.federation.plan import Plan
+from fedspu.federation.rounds import Values
 from fedspu.federation.server import Federation
-from fedspu.methods.method import Memory, ModelState
+from fedspu.methods.method import Memory, ModelState, Trained, Turn
 from fedspu.prepare import Prepared
 from fedspu.runs import Run
-from fedspu.training.evaluation import Score
+from fedspu.training.epochs import LocalTraining
+from fedspu.training.evaluation import Score, evaluate
 from tests.oracles.federation import (
     ConvNet,
     Slow,
@@ -496,11 +501,12 @@ def test_a_client_that_the_server_does_not_know_begins_from_w0() -> None:
     assert_same_turn(found, asked(ready, other, 3, 0, second))
 
 
+@pytest.mark.parametrize("split", ["three-way", "paper"])
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_a_client_judges_the_model_it_had_after_the_round_that_is_asked_for(
-    last: int,
+    last: int, split: str
 ) -> None:
-    ready = prepared_for()
+    ready = prepared_for(data__split=split)
     device, initial = client_of(ready), ready.plan.initial
     asked(ready, device, 1, 0, noisy(initial, 1))
     asked(ready, device, 2, 1, noisy(initial, 2))
@@ -519,8 +525,82 @@ def test_a_client_judges_the_model_it_had_after_the_round_that_is_asked_for(
     assert isinstance(reply, JudgeReply)
     assert (reply.round, reply.client, reply.num_examples) == (2, 1, len(x))
     assert reply.loss == pytest.approx(float(F.cross_entropy(scores, y)), rel=1e-5)
-    assert reply.value == pytest.approx(float((scores.argmax(1) == y).float().mean()))
+    assert reply.value == pytest.approx(share_of_right(model, x, y))
+    val = ready.examples.part(1, "val")
+    assert reply.val_value == pytest.approx(share_of_right(model, *val))
+    assert torch.equal(val[1], y) == (split == "paper")
+    if split == "paper":
+        assert reply.val_value == reply.value
     assert set(device.shelf.names()) == {(1, 1), (1, 2)}  # judging leaves nothing
+
+
+def share_of_right(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Accuracy as one would count it: one example at a time."""
+    model.eval()
+    with torch.no_grad():
+        answers = [int(model(example[None]).argmax()) for example in x]
+    right: list[bool] = [
+        answer == label for answer, label in zip(answers, y.tolist(), strict=True)
+    ]
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize("method", ["fedspu", "local", "fedavg"])
+def test_every_client_s_validation_score_is_of_its_own_validation_examples(
+    method: str,
+) -> None:
+    ready = prepared_for(method=method, judge__every=1, train__lr=0.02, seed=3)
+    played = play_all(ready)
+    scores = played.rounds[-1].scores
+    server_s = ready.plan.build()
+    server_s.load_state_dict(played.federation.global_state)
+    wanted: dict[int, Values] = {}
+    for client in range(6):
+        model = server_s
+        if method != "fedavg":
+            model = ready.plan.build()
+            own = played.memory(client).own
+            model.load_state_dict(ready.plan.initial if own is None else own.state)
+        parts = (ready.examples.part(client, name) for name in ("test", "val"))
+        wanted[client] = Values(*(share_of_right(model, x, y) for x, y in parts))
+    assert {k: pytest.approx(v) for k, v in wanted.items()} == scores.personal
+    for client, found in played.rounds[-1].judged.items():
+        assert found == scores.personal[client]
+    # Else this shows nothing.
+    assert len({v.val for v in wanted.values()}) > 1
+    assert any(v.val != v.test for v in wanted.values())
+
+
+@pytest.mark.parametrize("method", ["fedspu", "local", "fedavg"])
+def test_under_the_paper_s_split_both_scores_are_the_same(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def counted(model: nn.Module, x: Tensor, *rest: Any) -> Score:
+        looked.append(len(x))
+        return evaluate(model, x, *rest)
+
+    monkeypatch.setattr(client_module, "evaluate", counted)
+    ready = prepared_for(method=method, data__split="paper", judge__every=1)
+    scores = play_all(ready).rounds[-1].scores
+    assert len(scores.personal) == 6
+    assert all(v.val == v.test for v in scores.personal.values())
+    assert scores.global_ is None or scores.global_.val == scores.global_.test
+    # The part is looked at once, not twice, for both.
+    looked.clear()
+    client_of(ready).reply(JudgeRequest(1, 1, 0, "personal"), ready.plan.initial)
+    assert looked == [len(ready.examples.splits[1].test)]
+
+
+@pytest.mark.parametrize(("part", "word"), [("test", "test"), ("val", "validation")])
+def test_a_score_that_is_not_finite_says_of_which_examples(
+    part: str, word: str
+) -> None:
+    device = client_of(with_part(prepared_for(), part))
+    says = rf"^on its {word} examples the loss is nan and the accuracy "
+    with pytest.raises(TrainingError, match=says):
+        device.reply(JudgeRequest(1, 1, 0, "personal"), device.plan.initial)
 
 
 def test_the_server_s_model_is_judged_as_it_is_broadcast() -> None:
@@ -541,22 +621,68 @@ def test_the_server_s_model_is_judged_as_it_is_broadcast() -> None:
     assert own.loss != judged.loss  # that is of w0
 
 
+# Time --------------------------------------------------------------------------------
+
+JUDGED = JudgeRequest(1, 1, 0, "personal")
+
+
+@pytest.mark.parametrize("kind", ["train", "judge"])
+def test_a_reply_says_how_long_it_took_by_both_clocks(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = prepared_for()
+    device = client_of(ready)
+    request = first_request(ready, 1) if kind == "train" else JUDGED
+    clocks = {"perf_counter": iter([10.0, 13.0]), "process_time": iter([1.0, 1.5])}
+    for name, clock in clocks.items():
+        monkeypatch.setattr(client_module, name, partial(next, clock))
+    down = pack_request(ready.plan, request)
+    up = device.answer(down, ready.plan.initial if kind == "judge" else None)
+    assert up.took == Seconds(wall=3.0, cpu=0.5)
+    cost = Cost.of(down, up)
+    assert (cost.train_seconds, cost.train_cpu_seconds) == (3.0, 0.5)
+
+
+def test_waiting_costs_no_processor_time_and_work_does() -> None:
+    def train(waits: bool, turn: Turn, local: LocalTraining) -> Trained:
+        if waits:
+            sleep(0.3)
+        until = process_time() + 0.1
+        while process_time() < until:
+            pass
+        return ready.plan.method.train(turn, local)
+
+    ready = prepared_for(train__epochs=1)
+    took = []
+    for waits in (False, True):
+        method = replace(ready.plan.method, train=partial(train, waits))
+        device = client_of(replace(ready, plan=replace(ready.plan, method=method)))
+        took.append(device.reply(first_request(ready, 1))[1])
+    assert all(each.cpu >= 0.1 for each in took)
+    assert took[1].wall >= took[1].cpu + 0.2
+
+
 # What must not be touched ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedspu", "local", "fedavg"])
-def test_without_early_stopping_the_validation_part_is_not_touched(
+def test_without_early_stopping_the_validation_part_is_judged_and_no_more(
     method: str,
 ) -> None:
     ready = prepared_for(method=method)
-    clean, blind = play_all(ready), play_all(with_part(ready, "val"))
+    clean, blind = play_all(ready), play_all(with_part(ready, "val", 5.0))
+    assert clean.rounds[-1].scores != blind.rounds[-1].scores  # it is looked at
     assert same_bits(clean.federation.global_state, blind.federation.global_state)
     for mine, other in zip(clean.rounds, blind.rounds, strict=True):
-        assert mine.scores == other.scores
-        assert mine.judged == other.judged
+        assert tested(mine.scores.personal) == tested(other.scores.personal)
+        assert tested(mine.judged) == tested(other.judged)
     for client in clean.federation.last:
         if clean.memory(client).own is not None:
             assert same_bits(clean.own(client), blind.own(client))
+
+
+def tested(scores: dict[int, Values]) -> dict[int, float]:
+    return {client: values.test for client, values in scores.items()}
 
 
 def test_with_early_stopping_the_validation_part_decides() -> None:

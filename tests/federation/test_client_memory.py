@@ -133,7 +133,7 @@ def test_files_that_are_no_memories_are_let_alone(tmp_path: Path) -> None:
 def played(federation: Federation, clients: list[int], refused: list[int]) -> Round:
     """A round in which these clients took part, and those were refused."""
     t = federation.round + 1
-    answers = {k: Used(empty_reply(t, k), Cost(0, 0, 0, 0, 0.0)) for k in clients}
+    answers = {k: Used(empty_reply(t, k), Cost(0, 0, 0, 0, 0.0, 0.0)) for k in clients}
     last = {**federation.last, **dict.fromkeys(clients, t)}
     return Round(
         Federation(t, {}, last=last), answers, refused=dict.fromkeys(refused, "why")

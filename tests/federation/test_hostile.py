@@ -19,6 +19,7 @@ from fedspu.federation.messages import (
     Packet,
     Reply,
     Request,
+    Seconds,
     TrainReply,
     TrainRequest,
     pack_reply,
@@ -26,7 +27,7 @@ from fedspu.federation.messages import (
 )
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import record_round
-from fedspu.federation.rounds import Round, Scores, judge, play, play_round
+from fedspu.federation.rounds import Round, Scores, Values, judge, play, play_round
 from fedspu.federation.server import Federation, choose_clients
 from fedspu.prepare import Prepared
 from tests.federation.test_checks import damages
@@ -108,13 +109,14 @@ ODD: dict[str, Change] = {
     "one example more": read(lambda r: replace(r, num_examples=r.num_examples + 1)),
     "nan": fields(train_loss=float("nan")),
     "inf": fields(train_loss=float("inf")),
-    "a score instead": read(lambda _: JudgeReply(2, VICTIM, 4, 0.5, 0.5)),
-    "another version": packed(lambda up: replace(up, header=b"\2" + up.header[1:])),
+    "a score instead": read(lambda _: JudgeReply(2, VICTIM, 4, 0.5, 0.5, 0.5)),
+    "another version": packed(lambda up: replace(up, header=b"\1" + up.header[1:])),
     "no header": packed(lambda up: replace(up, header=b"")),
     "nothing": packed(lambda up: Packet(b"")),
     "a model besides": packed(lambda up: replace(up, initial=b"\0")),
     "far too long": packed(lambda up: replace(up, values=bytes(10**7))),
-    "no time at all": packed(lambda up: replace(up, seconds=float("nan"))),
+    "no time at all": packed(lambda up: replace(up, took=Seconds(float("nan")))),
+    "no cpu time": packed(lambda up: replace(up, took=Seconds(1.0, float("nan")))),
 }
 
 
@@ -266,10 +268,12 @@ def test_a_client_of_which_nothing_is_heard_is_missing() -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        JudgeReply(1, VICTIM, 4, 0.5, 1.5),
-        JudgeReply(1, VICTIM, 4, float("nan"), 0.5),
-        JudgeReply(0, VICTIM, 4, 0.5, 0.5),
-        JudgeReply(1, VICTIM, 0, 0.5, 0.5),
+        JudgeReply(1, VICTIM, 4, 0.5, 1.5, 0.5),
+        JudgeReply(1, VICTIM, 4, 0.5, 0.5, 1.5),
+        JudgeReply(1, VICTIM, 4, 0.5, 0.5, float("nan")),
+        JudgeReply(1, VICTIM, 4, float("nan"), 0.5, 0.5),
+        JudgeReply(0, VICTIM, 4, 0.5, 0.5, 0.5),
+        JudgeReply(1, VICTIM, 0, 0.5, 0.5, 0.5),
     ],
 )
 @pytest.mark.parametrize("method", ["fedspu", "fedavg"])
@@ -308,7 +312,7 @@ def test_a_bad_score_is_not_used_and_the_one_before_stays(
     assert late[0].scores == good[0].scores
 
 
-def scores_of_w0(ready: Prepared) -> dict[int, float]:
+def scores_of_w0(ready: Prepared) -> dict[int, Values]:
     engine = LocalEngine(ready.plan, ready.examples)
     begin = Federation(0, ready.plan.initial)
     return judge(ready.plan, engine, begin, range(6), "personal").scores
@@ -330,10 +334,15 @@ def test_a_participant_without_a_score_is_left_out_of_the_means() -> None:
     assert sorted(done.scores.personal) == [0, 1, 3, 4, 5]
     assert done.scores.participating == {0, 1, 3, 4, 5}
     values = list(done.scores.personal.values())
-    assert done.scores.participating_mean == sum(values) / 5
+    assert done.scores.participating_mean == mean_of(values)
     (line,) = record_round(ready.plan, done, {})["rounds.jsonl"]
     assert line["unjudged_clients"] == {"2": "asleep"}
-    assert line["personal_accuracy"] == sum(values) / 5
+    assert line["personal_accuracy"] == sum(v.test for v in values) / 5
+    assert line["personal_val_accuracy"] == sum(v.val for v in values) / 5
+
+
+def mean_of(values: list[Values]) -> Values:
+    return Values(*(sum(each) / len(values) for each in zip(*values, strict=True)))
 
 
 def test_the_global_model_s_mean_is_over_those_who_could_be_judged() -> None:
@@ -347,7 +356,7 @@ def test_the_global_model_s_mean_is_over_those_who_could_be_judged() -> None:
         ready.plan, Tampering(ready, 9, VICTIM, absent, JudgeRequest), begin, Scores()
     )
     scores = [v for k, v in whole.scores.personal.items() if k != VICTIM]
-    assert found.scores.global_ == sum(scores) / 5
+    assert found.scores.global_ == mean_of(scores)
 
 
 class NoScores(Tampering):

@@ -256,19 +256,19 @@ def test_a_judge_request_survives_its_bytes(
 
 @given(
     numbers=st.tuples(rounds, rounds, rounds),
-    loss=st.floats(),
-    value=st.floats(),
+    measured=st.tuples(st.floats(), st.floats(), st.floats()),
     which=st.sampled_from(["personal", "global"]),
 )
 def test_a_judge_reply_survives_its_bytes_bit_for_bit(
-    numbers: tuple[int, int, int], loss: float, value: float, which: Which
+    numbers: tuple[int, int, int], measured: tuple[float, float, float], which: Which
 ) -> None:
     plan, request = base_plan("mlp"), JudgeRequest(1, 0, 0, which)
-    packet = pack_reply(plan, request, JudgeReply(*numbers, loss, value))
+    packet = pack_reply(plan, request, JudgeReply(*numbers, *measured))
     read = unpack_reply(plan, request, packet)
     assert isinstance(read, JudgeReply)
     assert (read.round, read.client, read.num_examples) == numbers
-    assert struct.pack("dd", read.loss, read.value) == struct.pack("dd", loss, value)
+    found = struct.pack("ddd", read.loss, read.value, read.val_value)
+    assert found == struct.pack("ddd", *measured)
     assert packet == Packet(packet.header)
 
 
@@ -461,7 +461,7 @@ def headers() -> dict[str, tuple[Callable[[Plan, Packet], object], Packet]]:
         ),
         "judge reply": (
             lambda plan, packet: unpack_reply(plan, JUDGE, packet),
-            pack_reply(plan, JUDGE, JudgeReply(1, 0, 4, 0.5, 0.5)),
+            pack_reply(plan, JUDGE, JudgeReply(1, 0, 4, 0.5, 0.5, 0.25)),
         ),
     }
 
@@ -471,11 +471,11 @@ MESSAGES = ["train request", "judge request", "train reply", "judge reply"]
 
 def test_a_header_has_its_known_length() -> None:
     lengths = {name: len(packet.header) for name, (_, packet) in headers().items()}
-    assert lengths == dict(zip(MESSAGES, [15, 15, 32, 30], strict=True))
+    assert lengths == dict(zip(MESSAGES, [15, 15, 32, 38], strict=True))
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-@pytest.mark.parametrize("version", [0, 2, 255])
+@pytest.mark.parametrize("version", [0, 1, 3, 255])
 def test_a_message_of_another_version_is_refused(message: str, version: int) -> None:
     read, packet = headers()[message]
     other = replace(packet, header=bytes([version]) + packet.header[1:])

@@ -9,15 +9,16 @@ from fedspu.federation.engine import Facts
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import (
     COSTS,
+    TIMES,
     label,
     record_round,
     summarise,
     what_was_lost,
 )
-from fedspu.federation.rounds import Round, Scores
+from fedspu.federation.rounds import Round, Scores, Values
 from fedspu.federation.server import Federation
 from fedspu.settings import MethodSettings
-from tests.oracles.federation import Played, plan_for, play_all, prepared_for
+from tests.oracles.federation import Played, mlp, plan_for, play_all, prepared_for
 
 Record = dict[str, list[dict[str, Any]]]
 
@@ -49,9 +50,66 @@ def test_a_round_is_one_line_and_one_for_each_client() -> None:
         for turn in record["clients.jsonl"]:
             answer = done.answers[turn["client"]]
             assert turn["train_loss"] == replies[turn["client"]].train_loss
-            assert turn["accuracy"] == done.judged[turn["client"]]
+            judged = done.judged[turn["client"]]
+            assert (turn["accuracy"], turn["val_accuracy"]) == judged
             for name in COSTS:
                 assert turn[name] == getattr(answer.cost, name)
+
+
+@pytest.mark.parametrize("method", ["fedspu", "local", "fedavg"])
+def test_test_and_validation_scores_are_side_by_side(method: str) -> None:
+    played, recorded = lines(method=method)
+    plan, last = played.engine.plan, played.rounds[-1]
+    assert any(v.test != v.val for v in last.scores.personal.values())  # or no test
+    summary = summary_of(plan, last, recorded)
+    for done, record in zip(played.rounds, recorded, strict=True):
+        (line,) = record["rounds.jsonl"]
+        scores = done.scores
+        for whose, mean in (
+            ("personal", scores.personal_mean),
+            ("participating", scores.participating_mean),
+            ("global", scores.global_ if done.is_global_judged else None),
+        ):
+            names = f"{whose}_accuracy", f"{whose}_val_accuracy"
+            assert tuple(line[name] for name in names) == (mean or (None, None))
+            if done is last:
+                assert [summary[name] for name in names] == [line[n] for n in names]
+    assert (summary["global_val_accuracy"] is None) == (method == "local")
+
+
+def test_who_was_not_judged_has_neither_score() -> None:
+    played, _ = lines(rounds=1)
+    (done,) = played.rounds
+    unjudged = replace(done, judged={}, scores=Scores(), is_global_judged=False)
+    record = record_round(played.engine.plan, unjudged, {})
+    for turn in record["clients.jsonl"]:
+        assert turn["accuracy"] is turn["val_accuracy"] is None
+    (line,) = record["rounds.jsonl"]
+    for whose in ("personal", "participating", "global"):
+        assert line[f"{whose}_accuracy"] is line[f"{whose}_val_accuracy"] is None
+
+
+@pytest.mark.parametrize("is_higher_better", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 6, 9, 10, 19, 20, 30])
+def test_the_worst_tenth_is_the_mean_of_those_that_fare_worst(
+    count: int, is_higher_better: bool
+) -> None:
+    plan = plan_for(mlp, clients__number=30, data__min_examples=3)
+    metric = replace(plan.task.metric, is_higher_better=is_higher_better)
+    plan = replace(plan, task=replace(plan.task, metric=metric))
+    # In no order; validation scores rank the clients the other way round.
+    scores = {k: Values(7 * k % 31 / 31, 1 - 7 * k % 31 / 31) for k in range(count)}
+    left = [values.test for values in scores.values()]
+    worst = []
+    for _ in range(max(1, count // 10) if count else 0):
+        worst.append(min(left) if is_higher_better else max(left))
+        left.remove(worst[-1])
+    done = Round(Federation(0, plan.initial), {}, scores=Scores(scores))
+    found = summary_of(plan, done, [])["worst_tenth_accuracy"]
+    if not count:
+        assert found is None
+    else:
+        assert found == pytest.approx(sum(worst) / len(worst))
 
 
 def test_the_slowest_client_is_the_critical_one() -> None:
@@ -62,6 +120,19 @@ def test_the_slowest_client_is_the_critical_one() -> None:
         assert times["critical_seconds"] == max(seconds)
         assert times["train_seconds"] == pytest.approx(sum(seconds))
         assert times["wall_seconds"] == 9.0
+
+
+def test_processor_time_is_recorded_beside_the_clock_s() -> None:
+    played, recorded = lines()
+    for done, record in zip(played.rounds, recorded, strict=True):
+        seconds = [a.cost.train_cpu_seconds for a in done.answers.values()]
+        assert all(spent > 0 for spent in seconds)
+        (times,) = record["times.jsonl"]
+        assert times["train_cpu_seconds"] == pytest.approx(sum(seconds))
+    summary = summary_of(played.engine.plan, played.rounds[-1], recorded)
+    for name in TIMES:
+        each = [record["times.jsonl"][0][name] for record in recorded]
+        assert summary[name] == pytest.approx(sum(each))
 
 
 def test_who_was_missing_or_refused_is_in_the_line_of_its_round() -> None:
@@ -121,11 +192,15 @@ def test_records_and_summary_are_strict_json(method: str) -> None:
 
 def test_a_run_of_no_round_has_a_summary_too() -> None:
     plan = plan_for()
-    done = Round(Federation(0, plan.initial), {}, scores=Scores({0: 0.25, 5: 0.75}))
+    scores = {0: Values(0.25, 0.5), 5: Values(0.75, 0.25)}
+    done = Round(Federation(0, plan.initial), {}, scores=Scores(scores))
     found = summary_of(plan, done, [])
     assert found["rounds_played"] == found["bytes_up"] == 0
     assert found["personal_accuracy"] == 0.5
+    assert found["personal_val_accuracy"] == 0.375
+    assert found["worst_tenth_accuracy"] == 0.25
     assert found["participating_accuracy"] is None
+    assert found["participating_val_accuracy"] is None
     assert found["personal_accuracy_by_capacity"] == {"0.3": 0.25, "1.0": 0.75}
 
 

@@ -20,6 +20,7 @@ from fedspu.federation.messages import (
 from fedspu.federation.rounds import (
     Round,
     Scores,
+    Values,
     drop_old_memories,
     in_client_order,
     is_over,
@@ -210,11 +211,12 @@ def test_judging_a_sample_changes_no_model() -> None:
 
 
 def test_the_means_are_unweighted_over_clients() -> None:
-    known = Scores({0: 0.5, 1: 1.0, 4: 0.0}, frozenset({0, 1}), None)
-    assert known.personal_mean == 0.5
-    assert known.participating_mean == 0.75
+    each = {0: Values(0.5, 0.25), 1: Values(1.0, 0.0), 4: Values(0.0, 0.5)}
+    known = Scores(each, frozenset({0, 1}), None)
+    assert known.personal_mean == Values(test=0.5, val=0.25)
+    assert known.participating_mean == Values(test=0.75, val=0.125)
     assert Scores().personal_mean is None
-    assert Scores({0: 0.5}).participating_mean is None
+    assert Scores({0: each[0]}).participating_mean is None
 
 
 # Order -------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def test_what_is_early_waits_and_what_is_missing_holds_nobody_up_for_good() -> N
 not_finite = with_values(
     lambda reply: {"fc.bias": torch.full_like(reply.payload["fc.bias"], float("nan"))}
 )
-judged_instead = read(lambda _: JudgeReply(2, 2, 4, 0.5, 0.5))
+judged_instead = read(lambda _: JudgeReply(2, 2, 4, 0.5, 0.5, 0.5))
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "another client's": (fields(client=3), "it belongs to client 3 in round 2"),
@@ -365,15 +367,16 @@ class Answering:
     ("reply", "reason"),
     [
         (None, "it is not there"),
-        (JudgeReply(0, 2, 1, 0.5, 0.5), "it belongs to client 2 in round 0"),
-        (JudgeReply(0, 3, 1, float("nan"), 0.5), "its accuracy is 0.5, loss nan"),
+        (JudgeReply(0, 2, 1, 0.5, 0.5, 0.5), "it belongs to client 2 in round 0"),
+        (JudgeReply(0, 3, 1, float("nan"), 0.5, 1.0), "its accuracy is 0.5, loss nan"),
+        (JudgeReply(0, 3, 1, 0.5, 0.5, float("nan")), "its accuracy is nan, loss 0.5"),
         (empty_reply(0, 3), "it is a TrainReply"),
     ],
 )
 def test_one_client_that_cannot_be_judged_ends_nothing_and_it_says_why(
     reply: Any, reason: str
 ) -> None:
-    plan, free = plan_for(), Cost(0, 0, 0, 0, 0.0)
+    plan, free = plan_for(), Cost(0, 0, 0, 0, 0.0, 0.0)
     start = Federation(0, plan.initial)
     answer: Answer | Missing = Missing("it is not there")
     if reply is not None:
@@ -390,7 +393,7 @@ def test_if_several_are_lost_and_nobody_was_ever_judged_it_is_an_error() -> None
     start, asleep = Federation(0, plan.initial), Answering(Missing("asleep"))
     with pytest.raises(FedSPUError, match=r"client 3 could not be judged: asleep"):
         judge(plan, asleep, start, [3, 4], "personal")
-    found = judge(plan, asleep, start, [3, 4], "personal", known={5: 0.5})
+    found = judge(plan, asleep, start, [3, 4], "personal", known={5: Values(0.5, 0.5)})
     assert found.unjudged == {3: "asleep", 4: "asleep"}
 
 

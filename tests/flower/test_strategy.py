@@ -32,10 +32,9 @@ def test_a_strategy_plays_a_whole_run(tmp_path: Path) -> None:
     assert {n: a.numpy().tobytes() for n, a in result.arrays.items()} == {
         n: w.numpy().tobytes() for n, w in state.items()
     }
-    scores = [
-        m["personal_accuracy"] for m in result.evaluate_metrics_clientapp.values()
-    ]
-    assert scores == [line["personal_accuracy"] for line in alone.rounds]
+    for name in ("personal_accuracy", "personal_val_accuracy"):
+        scores = [m[name] for m in result.evaluate_metrics_clientapp.values()]
+        assert scores == [line[name] for line in alone.rounds]
     losses = [m["train_loss"] for m in result.train_metrics_clientapp.values()]
     assert losses == [line["train_loss"] for line in alone.rounds]
     assert seen == [1, 2, 3] == sorted(result.evaluate_metrics_serverapp)

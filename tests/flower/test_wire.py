@@ -24,7 +24,7 @@ from fedspu.engines.flower.wire import (
     unpack_hello,
 )
 from fedspu.errors import ModelError
-from fedspu.federation.messages import Packet
+from fedspu.federation.messages import Packet, Seconds
 
 HELLO: dict[str, Any] = {
     "name": "hall",
@@ -51,9 +51,8 @@ SEAT = Seat(
     table="0123456789abcdef",
 )
 some_bytes = st.binary(max_size=50)
-packets = st.builds(
-    Packet, some_bytes, some_bytes, some_bytes, some_bytes, st.floats(0, 1e9)
-)
+times = st.builds(Seconds, st.floats(0, 1e9), st.floats(0, 1e9))
+packets = st.builds(Packet, some_bytes, some_bytes, some_bytes, some_bytes, times)
 
 
 @given(packets, st.booleans(), st.none() | st.binary(min_size=1, max_size=50))
@@ -73,7 +72,8 @@ scalars = (
     | st.booleans()
 )
 names = st.sampled_from(["header", "positions", "seconds", "seat", "refusal", "hello"])
-configs = st.dictionaries(names | st.text(max_size=5), scalars, max_size=6)
+lists = st.lists(st.floats(), max_size=3) | st.lists(st.text(max_size=5), max_size=3)
+configs = st.dictionaries(names | st.text(max_size=5), scalars | lists, max_size=6)
 arrays = st.dictionaries(
     st.sampled_from(["values", "initial", "state", "other"]),
     st.binary(max_size=20).map(as_array),
@@ -91,6 +91,17 @@ def test_whatever_comes_is_ours_or_refused(
     for read in (unpack, unpack_hello):
         with suppress(ModelError):  # any other error is a fault
             assert isinstance(read(RecordDict(records)), Content | Refusal | Hello)
+
+
+@pytest.mark.parametrize(
+    "seconds", [1.5, "soon", ["1", "2"], [1, 2], [1.0, 2.0, 3.0], b"12"]
+)
+def test_times_that_are_no_times_are_refused(seconds: Any) -> None:
+    content = pack(Packet(b"a", took=Seconds(1.5, 0.5)))
+    assert list(content.config_records[PACKET]["seconds"]) == [1.5, 0.5]  # type: ignore[arg-type]  # a list
+    content.config_records[PACKET]["seconds"] = seconds
+    with pytest.raises(ModelError, match="not fedspu's"):
+        unpack(content)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from fedspu.federation.messages import (
     pack_reply,
     pack_request,
 )
+from fedspu.federation.rounds import Values
 from fedspu.federation.storage.saved_index import (
     INITIAL,
     PLAN,
@@ -54,7 +55,8 @@ def wire() -> Iterator[bytes]:
     yield b"q" + bytes_of(pack_request(plan(), judged))
     trained = TrainReply(1, 0, active, payload, 9, 0.5, None, False)
     yield b"r" + bytes_of(pack_reply(plan(), offered, trained))
-    yield b"j" + bytes_of(pack_reply(plan(), judged, JudgeReply(1, 0, 9, 0.5, 0.9)))
+    scored = JudgeReply(1, 0, 9, 0.5, 0.9, 0.8)
+    yield b"j" + bytes_of(pack_reply(plan(), judged, scored))
 
 
 def settings() -> Iterator[bytes]:
@@ -154,7 +156,7 @@ def index() -> Iterator[bytes]:
         records=dict.fromkeys(RECORDS, mark),
         global_state=mark,
         extra=None,
-        global_score=0.5,
+        global_score=Values(0.5, 0.25),
     )
     content = dump_index(found)
     yield content
@@ -168,7 +170,7 @@ def journal() -> Iterator[bytes]:
             memories={t: Mark.of(b"hello")},
             num_examples={t: 9},
             stopped=[t],
-            scores={t: 0.5},
+            scores={t: Values(0.5, 0.25)},
             kept={t: {"fc": [0, 2]}},
         )
         for t in range(2)

@@ -280,8 +280,8 @@ def test_local_norms_are_refused_where_clients_keep_no_model(reading: str) -> No
 # The model that was judged -----------------------------------------------------------
 
 
-def accuracy(model: nn.Module, run: fedspu.Run, client: int) -> float:
-    x, y = run.examples.part(client, "test")
+def accuracy(model: nn.Module, run: fedspu.Run, client: int, part: str) -> float:
+    x, y = run.examples.part(client, part)
     with torch.no_grad():
         return int((model(x).argmax(1) == y).sum()) / len(y)
 
@@ -296,13 +296,16 @@ def test_a_personal_model_is_the_one_that_was_judged(
     for client in range(6):
         model = run.personal_model(client)
         assert not any(layer.training for layer in model.modules())
-        assert accuracy(model, run, client) == recorded[client]
+        assert accuracy(model, run, client, "test") == recorded[client].test
+        assert accuracy(model, run, client, "val") == recorded[client].val
         if client % 3:  # enough to see it
             continue
         loaded = fedspu.load_personal(tmp_path / "run", client, ConvNet, examples())
         assert not any(layer.training for layer in loaded.modules())
         assert same_bits(loaded.state_dict(), model.state_dict())
-    assert run.summary["personal_accuracy"] == sum(recorded.values()) / 6
+    test, val = (sum(values) / 6 for values in zip(*recorded.values(), strict=True))
+    assert run.summary["personal_accuracy"] == test
+    assert run.summary["personal_val_accuracy"] == val
 
 
 BY_CAPACITY = [[1, 1], [1, 1], [2, 3], [2, 3], [4, 6], [4, 6]]  # p = .3, .5, 1

@@ -360,6 +360,10 @@ def leaves_of(w: State) -> State:
 # The federation ----------------------------------------------------------------------
 
 
+Accuracies = tuple[float, float]
+"""On test examples, and on validation examples."""
+
+
 @dataclass
 class Turn:
     """What became of one client's turn."""
@@ -379,8 +383,8 @@ class Round:
 
     global_state: State
     turns: dict[int, Turn]
-    personal: dict[int, float]  # accuracies as known after this round
-    global_accuracy: float | None
+    personal: dict[int, Accuracies]  # as known after this round
+    global_accuracy: Accuracies | None
     stopped: set[int]
 
 
@@ -546,16 +550,18 @@ class FedAvg:
             )
         return out
 
-    def accuracy(self, t: int, k: int) -> float:
-        return self.scores(self.ready(self.judged(t, k), t, k), k, "test")[1]
+    def accuracies(self, w: State, t: int, k: int) -> Accuracies:
+        """Of a model that is made ready: on test, and on validation examples."""
+        w = self.ready(w, t, k)
+        return self.scores(w, k, "test")[1], self.scores(w, k, "val")[1]
 
-    def global_accuracy(self, t: int) -> float:
-        whole = self.global_state
-        each = [
-            self.scores(self.ready(whole, t, k), k, "test")[1]
-            for k in range(self.number)
-        ]
-        return sum(each) / len(each)
+    def accuracy(self, t: int, k: int) -> Accuracies:
+        return self.accuracies(self.judged(t, k), t, k)
+
+    def global_accuracy(self, t: int) -> Accuracies:
+        each = [self.accuracies(self.global_state, t, k) for k in range(self.number)]
+        test, val = (sum(values) / len(each) for values in zip(*each, strict=True))
+        return test, val
 
     def has_global(self) -> bool:
         """A model that lacks learned tensors is none."""
@@ -582,7 +588,7 @@ class FedAvg:
     def play(self) -> list[Round]:
         played: list[Round] = []
         personal = {k: self.accuracy(0, k) for k in range(self.number)}
-        global_accuracy: float | None = None
+        global_accuracy: Accuracies | None = None
         for t in range(1, self.rounds + 1):
             turns = {k: self.turn(t, k) for k in self.cohort(t)}
             self.global_state = self.average(turns)

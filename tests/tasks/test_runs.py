@@ -260,12 +260,12 @@ def test_records_have_the_metric_under_its_own_name(task: str, tmp_path: Path) -
     run = PROBLEMS[task].run(rounds=1, out=str(tmp_path / "run"))
     assert (run.summary["task"], run.summary["metric"]) == (task, own)
     assert run.summary["higher_is_better"] is (own in ("accuracy", "iou"))
-    names = {
-        f"personal_{own}",
-        f"personal_{own}_by_capacity",
-        f"participating_{own}",
-        f"global_{own}",
+    of_a_round = {
+        f"{whose}_{part}{own}"
+        for whose in ("personal", "participating", "global")
+        for part in ("", "val_")
     }
+    names = of_a_round | {f"personal_{own}_by_capacity", f"worst_tenth_{own}"}
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     lines = [
         json.loads((tmp_path / "run" / record).read_text().splitlines()[0])
@@ -275,12 +275,13 @@ def test_records_have_the_metric_under_its_own_name(task: str, tmp_path: Path) -
     for found, wanted in (
         (run.summary, names),
         (saved, names),
-        (lines[0], names - {f"personal_{own}_by_capacity"}),
-        (lines[1], {own}),
+        (lines[0], of_a_round),
+        (lines[1], {own, f"val_{own}"}),
     ):
         assert {name for name in found if own in name} == wanted
         assert not [name for name in found for other in others if other in name]
     assert isfinite(lines[1][own])
+    assert isfinite(lines[1][f"val_{own}"])
 
 
 @tasks
@@ -289,9 +290,31 @@ def test_scores_by_capacity_are_those_of_its_clients(task: str) -> None:
     own = METRICS[task]
     scores = run.last.scores.personal
     assert run.summary[f"personal_{own}_by_capacity"] == {
-        "0.5": pytest.approx(sum(scores[k] for k in (0, 1, 2)) / 3),
-        "1.0": pytest.approx(sum(scores[k] for k in (3, 4, 5)) / 3),
+        "0.5": pytest.approx(sum(scores[k].test for k in (0, 1, 2)) / 3),
+        "1.0": pytest.approx(sum(scores[k].test for k in (3, 4, 5)) / 3),
     }
+
+
+@tasks
+def test_the_worst_tenth_of_six_clients_is_the_worst(task: str) -> None:
+    run = played(task, "fedspu")
+    each = [values.test for values in run.last.scores.personal.values()]
+    worst = min(each) if task in ("classification", "segmentation") else max(each)
+    assert run.summary[f"worst_tenth_{METRICS[task]}"] == worst
+    assert min(each) < max(each)
+
+
+@tasks
+def test_validation_scores_are_of_validation_examples(task: str) -> None:
+    run = played(task, "fedspu")
+    learned = run.plan.task
+    for client, found in run.last.scores.personal.items():
+        model = run.personal_model(client)
+        for part, value in found._asdict().items():
+            x, y = run.examples.part(client, part)
+            with torch.no_grad():
+                sums = learned.metric.measure(model(x), y)
+            assert value == pytest.approx(learned.metric.value(sums), rel=1e-4)
 
 
 @tasks
@@ -396,10 +419,13 @@ def test_no_metric_may_have_a_name_that_records_use_for_something_else(
     run = small(out=str(tmp_path / "run"))
     line = json.loads((tmp_path / "run/clients.jsonl").read_text().splitlines()[0])
     written = {*run.summary, *run.rounds[0]}
-    own = {"mae", "mae_by_capacity"}
-    prefixes = ("personal_", "participating_", "global_")
+    own = {"mae", "val_mae", "mae_by_capacity"}
+    prefixes = ("personal_", "participating_", "global_", "worst_tenth_")
     after = {name.removeprefix(p) for p in prefixes for name in written if p in name}
-    assert (line.keys() | after) - own == RESERVED
+    taken = line.keys() | after
+    # A metric is there twice, the second time as val_: so none may be called loss.
+    taken |= {name.removeprefix("val_") for name in taken}
+    assert taken - own == RESERVED
 
 
 def test_a_perplexity_beyond_all_numbers_is_refused() -> None:

@@ -1,47 +1,89 @@
 """``fedspu compare``: many runs, one table."""
 
-import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedspu.cli.console import INTERRUPTED, complain
-from fedspu.cli.flags import Json, numbers, whole_numbers, with_settings
+from fedspu.cli.flags import numbers, whole_numbers, with_settings
+from fedspu.errors import SettingsError
 
-if TYPE_CHECKING:
-    from fedspu.reports.display import Display
-    from fedspu.runs import Watch
-    from fedspu.sweeps import Cell
+FORMS = ("table", "md", "csv", "tex", "json")
 
 
 @with_settings(
     *("--method", "--alpha", "--seed", "--out"),
     instead={"method.name": "--methods", "seed": "--seeds", "out": "--out"},
+    extra="sweep",
 )
 def compare(
     given: dict[str, Any],
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Names separated by commas: see fedspu methods. A reading or option "
-            "goes after an @: fjord@original, fedavg@finetune=5."
+            "--methods",
+            "--method",
+            help="Names separated by commas: see fedspu methods. A reading, an option "
+            "or any setting goes after an @: fjord@original, fedavg@finetune=5, "
+            "fedspu@train.lr=0.05.  [default: fedspu,local]",
         ),
-    ] = "fedspu,local",
-    alphas: Annotated[
-        str | None, typer.Option(help="Like 0.1,0.5,1; default: the experiment's own.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Like 0,1,2.")] = "0,1,2",
+    alphas: Annotated[
+        str | None,
+        typer.Option(
+            "--alphas",
+            "--alpha",
+            help="Like 0.1,0.5,1; default: the experiment's own.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", "--seed", help="Like 0,1,2, the default.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Compare for each of these values of any setting, as in --vary "
+            "train.lr=0.01,0.1 or --vary data.name=digits,cifar10; may be repeated.",
+        ),
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Pick the best of these values for each method first, on validation "
+            "examples, as in --tune train.lr=0.01,0.03,0.1; may be repeated.",
+        ),
+    ] = None,
+    tune_rounds: Annotated[
+        int, typer.Option(help="Rounds of each run of --tune.")
+    ] = 50,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="Play so many runs at once; default: one on each core, if several are "
+            "missing."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="A folder for all the runs.")] = Path(
         "runs/compare"
     ),
-    as_json: Json = False,
+    form: Annotated[
+        str, typer.Option("--format", help=f"Print it as: {', '.join(FORMS)}.")
+    ] = "table",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The same as --format json.")
+    ] = False,
 ) -> None:
     """Play several methods on the same clients, and print one table.
 
-    Every run gets a folder in --out. The same command plays only runs that are missing.
+    Every run gets a folder in --out; so does the table, in every form. The same command
+    plays only runs that are missing. `fedspu report --watch` shows from another
+    terminal how far it is.
 
     [bold]Examples[/bold]
 
@@ -50,59 +92,83 @@ def compare(
     fedspu compare experiment.toml --methods fedspu,hermes,local --alphas 0.1,1
 
     fedspu compare --methods fjord,fjord@original,fedavg,fedavg@finetune=1
+
+    fedspu compare --vary clients.capacities=[0.2,1],[1] --tune train.lr=0.03,0.1,0.3
     """
-    from fedspu.resolve import resolve
+    chosen = check_form("json" if as_json else form)
+    sweep = _sweep(given.pop("sweep", {}), methods, alphas, seeds, vary, tune)
 
-    listed = (
-        [resolve(given).data.alpha] if alphas is None else numbers(alphas, "--alphas")
-    )
-    named = [name.strip() for name in methods.split(",")]
-    numbered = whole_numbers(seeds, "--seeds")
+    from fedspu.sweeps.compare import compare as play
+    from fedspu.sweeps.display import SweepDisplay
 
-    from fedspu import sweeps
-    from fedspu.reports.tables import compare_rows, rich_table
-
-    display = Displays(is_quiet=as_json)
     try:
-        summaries = sweeps.compare(
-            given, named, listed, numbered, out, begin=display.begin
-        )
+        with SweepDisplay(is_quiet=chosen != "table") as display:
+            found = play(
+                **sweep,
+                settings=given,
+                out=out,
+                tune_rounds=tune_rounds,
+                parallel=parallel,
+                watcher=display,
+            )
     except KeyboardInterrupt:
         complain("interrupted; the same command resumes where it stopped")
         sys.exit(INTERRUPTED)
-    finally:
-        display.end()
-    if as_json:
-        typer.echo(json.dumps(summaries, indent=2))
+    print_comparison(found, chosen)
+    if chosen == "table":
+        typer.echo(f"Runs, and this table as txt, md, csv, tex and json: {out}")
+
+
+def check_form(form: str) -> str:
+    """One of ``FORMS``."""
+    if form not in FORMS:
+        raise SettingsError(f"--format {form}: expected one of {', '.join(FORMS)}")
+    return form
+
+
+def print_comparison(found: Any, form: str) -> None:
+    """A comparison in one of ``FORMS``."""
+    if form != "table":
+        text = {
+            "md": found.to_markdown,
+            "csv": found.to_csv,
+            "tex": found.to_latex,
+            "json": found.to_json,
+        }[form]()
+        typer.echo(text, nl=False)
         return
-    # A pipe has no width, and its reader wants whole names.
-    width = None if sys.stdout.isatty() else 160
-    console = Console(soft_wrap=True, width=width)
-    console.print(rich_table(compare_rows(summaries)))
-    console.print(
-        "± is the 95 % interval of the mean over seeds (Student's t); differences are "
-        "taken seed by seed, on the same clients."
-    )
-    console.print(f"Runs, comparison.md and comparison.json: {out}", markup=False)
+    from fedspu.reports.comparison.blocks import terminal
+
+    # A pipe has no width.
+    width = None if sys.stdout.isatty() else 80
+    Console(width=width).print(terminal(found.cases))
 
 
-class Displays:
-    """Shows the progress of one run after another."""
+def _sweep(
+    table: Mapping[str, Any],
+    methods: str | None,
+    alphas: str | None,
+    seeds: str | None,
+    vary: list[str] | None,
+    tune: list[str] | None,
+) -> dict[str, Any]:
+    """What to compare: the file's [sweep], overridden by the flags."""
+    from fedspu.sweeps.cells import parse_axis, parse_methods
 
-    def __init__(self, is_quiet: bool) -> None:
-        self.is_quiet = is_quiet
-        self._shown: Display | None = None
-
-    def begin(self, cell: "Cell", is_done: bool) -> "Watch":
-        """Show the next run instead of the one before."""
-        from fedspu.reports.display import Display
-
-        self.end()
-        self._shown = Display(cell.name, is_quiet=self.is_quiet or is_done)
-        return self._shown.__enter__().watch
-
-    def end(self) -> None:
-        """Stop showing the last run."""
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
-            self._shown = None
+    found: dict[str, Any] = {"vary": {}, "tune": {}}
+    for name, values in table.items():
+        if name in ("methods", "seeds"):
+            found[name] = values
+        elif name.startswith("tune."):
+            found["tune"][name.removeprefix("tune.")] = values
+        else:
+            found["vary"][name] = values
+    if methods is not None:
+        found["methods"] = parse_methods(methods)
+    if seeds is not None:
+        found["seeds"] = whole_numbers(seeds, "--seeds")
+    if alphas is not None:
+        found["vary"]["data.alpha"] = numbers(alphas, "--alphas")
+    found["vary"] |= dict(parse_axis(text, "--vary") for text in vary or [])
+    found["tune"] |= dict(parse_axis(text, "--tune") for text in tune or [])
+    return found

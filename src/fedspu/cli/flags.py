@@ -55,15 +55,18 @@ Set = Annotated[
 
 
 def with_settings(
-    *leave_out: str, instead: Mapping[str, str] = MappingProxyType({})
+    *leave_out: str,
+    instead: Mapping[str, str] = MappingProxyType({}),
+    extra: str | None = None,
 ) -> Callable[[Callable[..., None]], Any]:
     """Give a command CONFIG.toml, --set and a flag for every setting that has one.
 
     The command's first argument is what was given, by dotted name: the file's values,
     overridden by those of --set, and these by the flags. ``leave_out`` lists the flags
     that the command defines itself; ``instead`` says which of the command's own flags
-    replace a setting, so that --set cannot give it. The command's own arguments come
-    before CONFIG.toml.
+    replace a setting, so that --set cannot give it. ``extra`` is a table that the file
+    may have besides settings: it is passed on under its name, flat. The command's own
+    arguments come before CONFIG.toml.
     """
 
     def decorate(command: Callable[..., None]) -> Any:
@@ -81,7 +84,7 @@ def with_settings(
 
         @wraps(command)
         def wrapped(**values: Any) -> None:
-            given = _read(values.pop("config"), values.pop("set_"), instead)
+            given = _read(values.pop("config"), values.pop("set_"), instead, extra)
             for name, setting in names.items():
                 value = values.pop(name)
                 if value is not None:
@@ -108,9 +111,17 @@ def _is_argument(parameter: Parameter) -> bool:
 
 
 def _read(
-    config: Path | None, overrides: list[str] | None, instead: Mapping[str, str]
+    config: Path | None,
+    overrides: list[str] | None,
+    instead: Mapping[str, str],
+    extra: str | None,
 ) -> dict[str, Any]:
     given = dict(flatten(read_toml(config) if config else {}))
+    if extra is not None:
+        start = f"{extra}."
+        found = {n: v for n, v in given.items() if n.startswith(start)}
+        given = {n: v for n, v in given.items() if n not in found}
+        given[extra] = {n.removeprefix(start): v for n, v in found.items()}
     for text in overrides or []:
         name, value = parse_override(text)
         if name in instead:

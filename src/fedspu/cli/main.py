@@ -20,6 +20,7 @@ from fedspu.cli import (
     methods,
     neurons,
     profile,
+    report,
     run,
     settings,
 )
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("check")(check.check)
 app.command("neurons")(neurons.neurons)
 app.command("profile")(profile.profile)

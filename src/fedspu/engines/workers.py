@@ -38,8 +38,10 @@ from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Answer, Cost, Facts, Missing
 from fedspu.federation.messages import (
+    NO_TIME,
     Packet,
     Request,
+    Seconds,
     pack_state,
     unpack_state,
 )
@@ -87,8 +89,8 @@ class Worker:
             raise pickle.loads(result)
         if isinstance(result, Missing):
             return result
-        lengths, seconds, self.peak = result
-        return _read(self.up, lengths, seconds)
+        lengths, took, self.peak = result
+        return _read(self.up, lengths, took)
 
     def end(self) -> None:
         """Kill it, whatever it is doing."""
@@ -250,8 +252,8 @@ def _serve(
             if isinstance(found, Missing):
                 pipe.send((True, found))
                 continue
-            seconds = found.up.seconds
-            pipe.send((True, (_write(up, found.up), seconds, peak_rss_bytes())))
+            took = found.up.took
+            pipe.send((True, (_write(up, found.up), took, peak_rss_bytes())))
         except Exception as error:  # whatever it is, the main process raises it
             pipe.send((False, portable(error)))
 
@@ -264,7 +266,7 @@ def _write(room: mmap, packet: Packet) -> tuple[int, ...]:
     return tuple(map(len, parts))
 
 
-def _read(room: mmap, lengths: tuple[int, ...], seconds: float = 0.0) -> Packet:
+def _read(room: mmap, lengths: tuple[int, ...], took: Seconds = NO_TIME) -> Packet:
     room.seek(0)
     header, positions, values, initial = (room.read(length) for length in lengths)
-    return Packet(header, positions, values, initial, seconds)
+    return Packet(header, positions, values, initial, took)

@@ -73,8 +73,9 @@ def read_reply(
     Only the offer of a train request is needed, not its values.
     """
     _check_sizes(replace(largest(plan), initial=0), packet)
-    if not (isfinite(packet.seconds) and packet.seconds >= 0):
-        raise ModelError(f"it took {packet.seconds} seconds")
+    for seconds in packet.took:
+        if not (isfinite(seconds) and seconds >= 0):
+            raise ModelError(f"it took {seconds} seconds")
     reply = unpack_reply(plan, request, packet)
     _check_kind(request, reply)
     if (reply.round, reply.client) != (request.round, request.client):
@@ -118,10 +119,11 @@ def _check_count(plan: Plan, num_examples: int) -> None:
 
 def _check_score(plan: Plan, reply: JudgeReply) -> None:
     metric = plan.task.metric
-    if not (isfinite(reply.loss) and isfinite(reply.value)):
-        raise ModelError(f"its {metric.title} is {reply.value}, loss {reply.loss}")
-    if metric.is_share and not -ROUNDING <= reply.value <= 1 + ROUNDING:
-        raise ModelError(f"its {metric.title} is {reply.value}; expected 0 to 1")
+    for value in (reply.value, reply.val_value):
+        if not (isfinite(reply.loss) and isfinite(value)):
+            raise ModelError(f"its {metric.title} is {value}, loss {reply.loss}")
+        if metric.is_share and not -ROUNDING <= value <= 1 + ROUNDING:
+            raise ModelError(f"its {metric.title} is {value}; expected 0 to 1")
 
 
 def _check_losses(plan: Plan, reply: TrainReply) -> None:

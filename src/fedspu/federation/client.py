@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from math import isfinite
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Protocol
 
 import torch
@@ -25,6 +25,7 @@ from fedspu.federation.messages import (
     Packet,
     Reply,
     Request,
+    Seconds,
     TrainReply,
     TrainRequest,
     pack_reply,
@@ -98,22 +99,25 @@ class Client:
         request = read_request(self.plan, packet)
         if broadcast is not None:
             check_broadcast(self.plan, broadcast)
-        reply, seconds = self.reply(request, broadcast)
-        return replace(pack_reply(self.plan, request, reply), seconds=seconds)
+        reply, took = self.reply(request, broadcast)
+        return replace(pack_reply(self.plan, request, reply), took=took)
 
     def reply(
         self, request: Request, broadcast: State | None = None
-    ) -> tuple[Reply, float]:
-        """The reply to a request, and the seconds it took to compute."""
+    ) -> tuple[Reply, Seconds]:
+        """The reply to a request, and how long it took to compute."""
         memory = Memory()
         if needs_memory(self.plan, request):
             memory = self._remember(request)
-        began = perf_counter()
+        began, cpu_began = perf_counter(), process_time()
+
+        def took() -> Seconds:
+            return Seconds(perf_counter() - began, process_time() - cpu_began)
+
         if isinstance(request, JudgeRequest):
-            found = self.judge(request, memory, broadcast)
-            return found, perf_counter() - began
+            return self.judge(request, memory, broadcast), took()
         reply, kept = self.take_turn(request, memory)
-        seconds = perf_counter() - began
+        seconds = took()
         self.shelf.put(request.client, request.round, kept)
         return reply, seconds
 
@@ -250,25 +254,28 @@ class Client:
     def judge(
         self, request: JudgeRequest, memory: Memory, global_state: State | None
     ) -> JudgeReply:
-        """How well a model does on the client's own test examples."""
+        """How well a model does on the client's own test and validation examples."""
         t, client = request.round, request.client
         placed = self.ready_model(t, client, memory, global_state, request.which)
         x, y = self._part(client, "test")
+        test = val = self._score(placed, x, y, "test")
+        if self.plan.settings.data.split != "paper":  # there, the parts are the same
+            val = self._score(placed, *self._part(client, "val"), "validation")
+        return JudgeReply(t, client, len(x), test.loss, test.value, val.value)
+
+    def _score(self, placed: Placed, x: Tensor, y: Tensor, part: str) -> Score:
         score = self._evaluate(placed, x, y)
-        self._check_score(score)
-        return JudgeReply(t, client, len(x), score.loss, score.value)
+        if not (isfinite(score.loss) and isfinite(score.value)):
+            raise TrainingError(
+                f"on its {part} examples the loss is {score.loss} and the "
+                f"{self.plan.task.metric.title} {score.value}; expected finite "
+                "numbers: lower train.lr, or check the metric of the task"
+            )
+        return score
 
     def _evaluate(self, placed: Placed, x: Tensor, y: Tensor) -> Score:
         kernels = self.plan.settings.train.kernels
         return evaluate(placed.model, x, y, self.plan.task, kernels)
-
-    def _check_score(self, score: Score) -> None:
-        if not (isfinite(score.loss) and isfinite(score.value)):
-            raise TrainingError(
-                f"on its test examples the loss is {score.loss} and the "
-                f"{self.plan.task.metric.title} {score.value}; expected finite "
-                "numbers: lower train.lr, or check the metric of the task"
-            )
 
     def ready_model(
         self,

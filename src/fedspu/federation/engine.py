@@ -17,6 +17,7 @@ class Cost:
     bytes_up: int
     index_bytes: int
     train_seconds: float
+    train_cpu_seconds: float
 
     @staticmethod
     def of(down: Packet, up: Packet) -> "Cost":
@@ -26,7 +27,8 @@ class Cost:
             bytes_down=len(down.values),
             bytes_up=len(up.values),
             index_bytes=down.index_bytes + up.index_bytes,
-            train_seconds=up.seconds,
+            train_seconds=up.took.wall,
+            train_cpu_seconds=up.took.cpu,
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from mmap import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Payload, State
 from fedspu.random_streams import KEY_BYTES, generator
 
-VERSION = 1
+VERSION = 2
 """The version of the message format; others are refused."""
 
 
@@ -82,30 +82,41 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """How well a model does on a client's own test examples."""
+    """How well a model does on a client's own test and validation examples."""
 
     round: int
     client: int
-    num_examples: int
+    num_examples: int  # to test
     loss: float
     value: float  # of the task's metric
+    val_value: float  # the same, on the validation examples
 
 
 Reply = TrainReply | JudgeReply
+
+
+class Seconds(NamedTuple):
+    """How long a client's work took: by the clock, and in time of its processors."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+
+NO_TIME = Seconds()
 
 
 @dataclass(frozen=True)
 class Packet:
     """A serialised message, in parts that are counted separately.
 
-    ``seconds`` is not part of the message: it is how long the client's work took.
+    ``took`` is not part of the message: it is how long the client's work took.
     """
 
     header: bytes
     positions: bytes = b""
     values: bytes = b""
     initial: bytes = b""
-    seconds: float = 0.0
+    took: Seconds = NO_TIME
 
     @property
     def index_bytes(self) -> int:
@@ -121,7 +132,7 @@ _START = struct.Struct("<BBII")
 _TRAIN_REQUEST = struct.Struct("<BBIII?")
 _JUDGE_REQUEST = struct.Struct("<BBIII?")
 _TRAIN_REPLY = struct.Struct("<BBIII??dd")
-_JUDGE_REPLY = struct.Struct("<BBIIIdd")
+_JUDGE_REPLY = struct.Struct("<BBIIIddd")
 
 LONGEST_HEADER = max(
     form.size for form in (_TRAIN_REQUEST, _JUDGE_REQUEST, _TRAIN_REPLY, _JUDGE_REPLY)
@@ -196,6 +207,7 @@ def pack_reply(plan: Plan, request: Request, reply: Reply) -> Packet:
                 reply.num_examples,
                 reply.loss,
                 reply.value,
+                reply.val_value,
             )
         )
     val_loss = float("nan") if reply.val_loss is None else reply.val_loss

@@ -13,11 +13,12 @@ from typing import Any
 from fedspu.federation.engine import Facts
 from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Round, Scores
+from fedspu.federation.rounds import Round, Scores, Values
 from fedspu.federation.server import Federation
 from fedspu.settings import MethodSettings
 
 COSTS = ("bytes_initial", "bytes_down", "bytes_up", "index_bytes")
+TIMES = ("train_seconds", "train_cpu_seconds", "critical_seconds", "wall_seconds")
 
 
 class Clock:
@@ -64,9 +65,11 @@ def record_round(
         "ignored_replies": _by_client(played.ignored),
         "unjudged_clients": _by_client(played.unjudged),
         "train_loss": sum(losses) / len(losses) if losses else None,
-        f"personal_{metric}": scores.personal_mean,
-        f"participating_{metric}": scores.participating_mean,
-        f"global_{metric}": scores.global_ if played.is_global_judged else None,
+        **_named("personal_", metric, scores.personal_mean),
+        **_named("participating_", metric, scores.participating_mean),
+        **_named(
+            "global_", metric, scores.global_ if played.is_global_judged else None
+        ),
         "stopped_clients": len(played.federation.stopped),
         **{name: sum(getattr(cost, name) for cost in costs) for name in COSTS},
     }
@@ -77,6 +80,7 @@ def record_round(
             {
                 "round": played.federation.round,
                 "train_seconds": sum(turns),
+                "train_cpu_seconds": sum(cost.train_cpu_seconds for cost in costs),
                 "critical_seconds": max(turns, default=0.0),
                 **seconds,
                 "retried_clients": [
@@ -84,6 +88,14 @@ def record_round(
                 ],
             }
         ],
+    }
+
+
+def _named(whose: str, metric: str, found: Values | None) -> dict[str, float | None]:
+    """Both values by name: on test examples, and on validation examples."""
+    return {
+        f"{whose}{metric}": None if found is None else found.test,
+        f"{whose}val_{metric}": None if found is None else found.val,
     }
 
 
@@ -101,7 +113,7 @@ def _client_lines(plan: Plan, played: Round) -> list[dict[str, Any]]:
             "num_examples": reply.num_examples,
             "train_loss": reply.train_loss,
             "val_loss": reply.val_loss,
-            plan.task.metric.name: played.judged.get(client),
+            **_named("", plan.task.metric.name, played.judged.get(client)),
             "has_stopped": reply.has_stopped,
             **{name: getattr(played.answers[client].cost, name) for name in COSTS},
         }
@@ -124,8 +136,12 @@ def summarise(
     """
     by_capacity: dict[str, list[float]] = {}
     for client, score in sorted(scores.personal.items()):
-        by_capacity.setdefault(str(float(plan.capacity(client))), []).append(score)
+        by_capacity.setdefault(str(float(plan.capacity(client))), []).append(score.test)
     settings, metric = plan.settings, plan.task.metric
+    worst = sorted(
+        (score.test for score in scores.personal.values()),
+        reverse=not metric.is_higher_better,
+    )[: max(1, len(scores.personal) // 10)]
     return {
         "method": plan.method.name,
         "reading": plan.method.reading,
@@ -142,18 +158,17 @@ def summarise(
         "seed": settings.seed,
         "rounds_played": federation.round,
         "stopped_clients": len(federation.stopped),
-        f"personal_{metric.name}": scores.personal_mean,
+        **_named("personal_", metric.name, scores.personal_mean),
         f"personal_{metric.name}_by_capacity": {
             p: sum(values) / len(values) for p, values in sorted(by_capacity.items())
         },
+        # The mean of the tenth of clients that fare worst.
+        f"worst_tenth_{metric.name}": sum(worst) / len(worst) if worst else None,
         "participating_clients": len(federation.last),
-        f"participating_{metric.name}": scores.participating_mean,
-        f"global_{metric.name}": scores.global_,
+        **_named("participating_", metric.name, scores.participating_mean),
+        **_named("global_", metric.name, scores.global_),
         **{name: sum(line[name] for line in rounds) for name in COSTS},
-        **{
-            name: sum(line[name] for line in times)
-            for name in ("train_seconds", "critical_seconds", "wall_seconds")
-        },
+        **{name: sum(line[name] for line in times) for name in TIMES},
         "workers": facts.num_workers,
         "missing_turns": sum(len(line["missing_clients"]) for line in rounds),
         "refused_turns": sum(len(line["refused_clients"]) for line in rounds),

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fedspu.errors import FedSPUError, ModelError, TrainingError
 from fedspu.federation.checks import read_reply
@@ -24,21 +24,28 @@ from fedspu.methods.method import Which, answered
 from fedspu.neurons.average import Accumulator
 
 
+class Values(NamedTuple):
+    """The task's metric on test and on validation examples: a client's, or a mean."""
+
+    test: float
+    val: float
+
+
 @dataclass(frozen=True)
 class Scores:
-    """How well clients' models do on their own test parts, as last judged."""
+    """How well clients' models do on their own examples, as last judged."""
 
-    personal: dict[int, float] = field(default_factory=dict)
+    personal: dict[int, Values] = field(default_factory=dict)
     participating: frozenset[int] = frozenset()  # judged clients that took part
-    global_: float | None = None  # at the last judging
+    global_: Values | None = None  # at the last judging
 
     @property
-    def personal_mean(self) -> float | None:
+    def personal_mean(self) -> Values | None:
         """Unweighted mean over the judged clients."""
         return _mean(self.personal.values())
 
     @property
-    def participating_mean(self) -> float | None:
+    def participating_mean(self) -> Values | None:
         """The same, without the clients that never took part."""
         return _mean(self.personal[k] for k in sorted(self.participating))
 
@@ -63,7 +70,7 @@ class Round:
     ignored: dict[int, int] = field(default_factory=dict)  # replies nobody asked for
     scores: Scores = field(default_factory=Scores)
     unjudged: dict[int, str] = field(default_factory=dict)  # and why
-    judged: dict[int, float] = field(default_factory=dict)  # the participants' models
+    judged: dict[int, Values] = field(default_factory=dict)  # the participants' models
     is_global_judged: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went
 
@@ -246,7 +253,7 @@ def is_over(federation: Federation, plan: Plan) -> bool:
 class Judging:
     """What clients that were asked to judge a model replied."""
 
-    scores: dict[int, float]
+    scores: dict[int, Values]
     unjudged: dict[int, str] = field(default_factory=dict)  # and why
     ignored: dict[int, int] = field(default_factory=dict)  # replies nobody asked for
 
@@ -257,9 +264,9 @@ def judge(
     federation: Federation,
     clients: Sequence[int],
     which: Which,
-    known: Mapping[int, float] | None = None,
+    known: Mapping[int, Values] | None = None,
 ) -> Judging:
-    """How well each client's own model, or the global one, does on its test part.
+    """How well each client's own model, or the global one, does on its own examples.
 
     It is an error if nobody was ever judged (no scores are ``known`` from before), and
     the turns of all who were asked went wrong, or several were asked and all are lost.
@@ -268,7 +275,7 @@ def judge(
     is_own = which == "personal" and plan.method.keeps_own
     requests = judge_requests(federation, list(clients), which)
     broadcast = None if is_own else federation.global_state
-    scores: dict[int, float] = {}
+    scores: dict[int, Values] = {}
     missing: dict[int, Missing] = {}
     refused: dict[int, str] = {}
     ignored: dict[int, int] = {}
@@ -283,7 +290,7 @@ def judge(
             refused[client] = str(error)
             continue
         if isinstance(reply, JudgeReply):
-            scores[client] = reply.value
+            scores[client] = Values(reply.value, reply.val_value)
     missing = {client: missing[client] for client in clients if client in missing}
     if missing and not (scores or refused or known):
         _refuse_if_all_failed(federation.round, len(clients), missing)
@@ -308,11 +315,11 @@ def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
     federation, method = played.federation, plan.method
     everyone = plan.judged_clients
     personal, global_ = dict(known.personal), known.global_
-    judged: dict[int, float] = {}
-    global_scores: dict[int, float] = {}
+    judged: dict[int, Values] = {}
+    global_scores: dict[int, Values] = {}
     unjudged, ignored = dict(played.unjudged), Counter(played.ignored)
 
-    def ask(clients: Sequence[int], which: Which) -> dict[int, float]:
+    def ask(clients: Sequence[int], which: Which) -> dict[int, Values]:
         found = judge(plan, engine, federation, clients, which, personal)
         unjudged.update(found.unjudged)
         ignored.update(found.ignored)
@@ -344,6 +351,9 @@ def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
     )
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else None
+def _mean(scores: Iterable[Values]) -> Values | None:
+    listed = list(scores)
+    if not listed:
+        return None
+    test, val = map(sum, zip(*listed, strict=True))
+    return Values(test / len(listed), val / len(listed))

@@ -66,7 +66,7 @@ def answer(message: Message, context: Context) -> Message:
     if isinstance(found, Missing):
         log.error("not in this round: %s", found.reason)
         return Message(refuse(_failed(), has_failed=True), reply_to=message)
-    log.info("%s", _done(message, found.up.seconds))
+    log.info("%s", _done(message, found.up.took.wall))
     return Message(pack(found.up), reply_to=message)
 
 

@@ -96,7 +96,12 @@ class FedSPUStrategy(Strategy):
                 mean = sum(losses) / len(losses)
                 result.train_metrics_clientapp[t] = MetricRecord({"train_loss": mean})
             if (score := played.scores.personal_mean) is not None:
-                found = MetricRecord({f"personal_{metric}": score})
+                found = MetricRecord(
+                    {
+                        f"personal_{metric}": score.test,
+                        f"personal_val_{metric}": score.val,
+                    }
+                )
                 result.evaluate_metrics_clientapp[t] = found
             result.arrays = as_arrays(played.federation.global_state)
             if evaluate_fn and (found_there := evaluate_fn(t, result.arrays)):

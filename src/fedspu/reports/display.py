@@ -57,9 +57,10 @@ class Display:
         stopped = len(played.federation.stopped)
         going = plan.num_clients - stopped
         scores, show = played.scores, plan.task.metric.show
+        personal, global_ = scores.personal_mean, scores.global_
         shown = (
-            f"personal {show(scores.personal_mean)}",
-            f"global {show(scores.global_)}",
+            f"personal {show(personal and personal.test)}",
+            f"global {show(global_ and global_.test)}",
             f"{going} on, {stopped} stopped",
             size(self.exchanged),
         )

@@ -25,6 +25,7 @@ IGNORED = -100
 RESERVED = frozenset(
     {
         *("round", "client", "capacity", "num_examples", "train_loss", "val_loss"),
+        "loss",  # its value on validation examples would be val_loss
         *("has_stopped", "bytes_initial", "bytes_down", "bytes_up", "index_bytes"),
         "clients",  # participating_clients
     }

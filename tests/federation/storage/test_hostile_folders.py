@@ -102,7 +102,10 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a round that is true": lambda i: i.update(round=True),
     "one key more": lambda i: i.update(more=1),
     "no data": lambda i: i.pop("data"),
-    "a score that is no number": lambda i: i.update(global_score=float("nan")),
+    "a score that is no number": lambda i: i.update(global_score=[float("nan"), 0.5]),
+    "a validation score that is none": lambda i: i.update(global_score=[0.5, None]),
+    "one score instead of two": lambda i: i.update(global_score=0.5),
+    "three scores": lambda i: i.update(global_score=[0.5, 0.5, 0.5]),
     "a mark that is a word": lambda i: i.update(global_state="mark"),
     "a mark of three": lambda i: i.update(global_state=[1, "a", 2]),
     "a negative length": lambda i: i.update(global_state=[-5, "a" * 64]),
@@ -130,8 +133,12 @@ JOURNALS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "a line less": lambda j: j.pop(1),
     "a line that is a list": lambda j: j.insert(1, []),  # type: ignore[arg-type]  # on purpose
     "another round": lambda j: j[1].update(round=3),
-    "a score of infinity": lambda j: j[1]["scores"].update({"0": float("inf")}),
-    "a score of nobody": lambda j: j[1]["scores"].update({"70": 0.5}),
+    "a score of infinity": lambda j: j[1]["scores"].update({"0": [float("inf"), 0.5]}),
+    "a validation score of infinity": lambda j: j[1]["scores"].update(
+        {"0": [0.5, float("inf")]}
+    ),
+    "a score without the other": lambda j: j[1]["scores"].update({"0": [0.5]}),
+    "a score of nobody": lambda j: j[1]["scores"].update({"70": [0.5, 0.5]}),
     "neurons of nothing": lambda j: j[1]["kept"].update({"0": {"nothing": [1]}}),
     "neurons out of range": lambda j: j[1]["kept"].update({"0": {"1": [99], "3": []}}),
     "neurons twice": lambda j: j[1]["kept"].update({"0": {"1": [1, 1], "3": []}}),
@@ -145,9 +152,9 @@ def test_a_forged_journal_is_refused(path: Path, victim: Path, name: str) -> Non
 
 
 def test_forging_as_such_is_not_what_is_refused(path: Path) -> None:
-    """The two tests above must be able to fail: unchanged, all of it is accepted."""
-    forge_journal(path, lambda journal: None)
-    forge(path, lambda index: None)
+    """The two tests above must be able to fail: what is sound is accepted."""
+    forge_journal(path, lambda j: j[1]["scores"].update({"0": [0.5, 0.25]}))
+    forge(path, lambda i: i.update(global_score=[0.5, 0.25]))
     resume(path)
 
 

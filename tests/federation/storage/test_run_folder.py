@@ -17,7 +17,7 @@ from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.engine import Answer, Cost, Missing
 from fedspu.federation.messages import Request, TrainReply, TrainRequest
-from fedspu.federation.rounds import Round, Scores, Used
+from fedspu.federation.rounds import Round, Scores, Used, Values
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import SavedRun
@@ -51,7 +51,7 @@ def save(folder: RunFolder, federation: Federation, scores: Scores) -> None:
     """Save a round in which those took part whose last round it is."""
     t = federation.round
     answers = {
-        client: Used(empty_reply(t, client), Cost(0, 0, 0, 0, 0.0))
+        client: Used(empty_reply(t, client), Cost(0, 0, 0, 0, 0.0, 0.0))
         for client, last in federation.last.items()
         if last == t
     }
@@ -67,8 +67,10 @@ def save_round(folder: RunFolder, t: int, *clients: int, **given: Any) -> None:
     before = SavedRun(folder.path).checkpoint()
     last = {**before.federation.last, **dict.fromkeys(clients, t)}
     federation = Federation(t, state(t), frozenset({9}), last, **given)
-    personal = {**before.scores.personal, **dict.fromkeys(clients, 0.25)}
-    save(folder, federation, Scores(personal, frozenset(last), 0.1 * t))
+    personal = {**before.scores.personal, **dict.fromkeys(clients, Values(0.25, 1 / t))}
+    save(
+        folder, federation, Scores(personal, frozenset(last), Values(0.1 * t, 0.3 * t))
+    )
 
 
 # What is written is what is read ------------------------------------------------------
@@ -91,9 +93,13 @@ def test_a_saved_round_is_read_again_bit_for_bit(tmp_path: Path) -> None:
         assert same_bits(memory.own.state, state(value))
         assert memory.own.active is None
         assert memory.losses == (0.1, 1 / 3)
-    assert found.scores.personal == {0: 0.25, 2: 0.25, 3: 0.25}
+    assert found.scores.personal == {
+        0: Values(0.25, 1.0),
+        2: Values(0.25, 0.5),
+        3: Values(0.25, 0.5),
+    }
     assert found.scores.participating == {0, 2, 3}
-    assert found.scores.global_ == 0.1 * 2
+    assert found.scores.global_ == Values(0.1 * 2, 0.3 * 2)
     assert saved.lines("rounds.jsonl") == [{"round": 1}, {"round": 2}]
     assert saved.plan_text() == '{"neurons": 1}'
     assert not saved.is_finished

@@ -126,7 +126,7 @@ OLD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-@pytest.mark.parametrize("version", [*OLD, "4"])
+@pytest.mark.parametrize("version", [*OLD, "3", "5"])
 def test_a_folder_of_another_version_is_refused_by_name_and_left_alone(
     tmp_path: Path, opener: str, version: str
 ) -> None:
@@ -139,14 +139,14 @@ def test_a_folder_of_another_version_is_refused_by_name_and_left_alone(
         (path / "checkpoint/federation.json").write_text(json.dumps(OLD[version]))
     else:
         for file in indices:
-            text = json.dumps({"version": 4, "unheard": "of"})
+            text = json.dumps({"version": int(version), "unheard": "of"})
             digest = sha256(text.encode()).hexdigest()
             file.write_text(f'{{"index": {text}, "sha256": "{digest}"}}\n')
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     with pytest.raises(StorageError) as caught:
         OPENERS[opener](path)
     text = str(caught.value)
-    assert f"a run folder of version {version}, and this fedspu reads version 3" in text
+    assert f"a run folder of version {version}, and this fedspu reads version 4" in text
     assert "play it again" in text
     after = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert after == before

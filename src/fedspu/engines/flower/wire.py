@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedspu.errors import ModelError
-from fedspu.federation.messages import Packet
+from fedspu.federation.messages import Packet, Seconds
 
 PACKET, ARRAYS = "fedspu", "values"
 """The names of our records in a message."""
@@ -148,7 +148,7 @@ def pack(
     about: dict[str, Any] = {
         "header": packet.header,
         "positions": packet.positions,
-        "seconds": packet.seconds,
+        "seconds": list(packet.took),
     }
     if seat is not None:
         about["seat"] = seat.model_dump_json()
@@ -179,7 +179,7 @@ def unpack(content: RecordDict) -> Content | Refusal:
             positions=_of(about["positions"], bytes),
             values=_bytes(arrays, "values") or b"",
             initial=_bytes(arrays, "initial") or b"",
-            seconds=_of(about["seconds"], float),
+            took=Seconds(*(_of(n, float) for n in _of(about["seconds"], list))),
         )
         return Content(packet, seat, _bytes(arrays, "state"))
     except (KeyError, TypeError, ValidationError) as error:

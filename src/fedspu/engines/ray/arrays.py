@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 
 from fedspu.data.examples import DividedData
 from fedspu.federation.client_memory import Shelf, pack_memory, unpack_memory
-from fedspu.federation.messages import Packet
+from fedspu.federation.messages import Packet, Seconds
 from fedspu.methods.method import Memory
 
 Bytes = NDArray[np.uint8]
@@ -28,21 +28,19 @@ class PackedPacket:
     positions: bytes
     values: Bytes
     initial: Bytes
-    seconds: float
+    took: Seconds
 
 
 def packed(packet: Packet) -> PackedPacket:
     """A packet, ready to be sent."""
     values, initial = as_array(packet.values), as_array(packet.initial)
-    return PackedPacket(
-        packet.header, packet.positions, values, initial, packet.seconds
-    )
+    return PackedPacket(packet.header, packet.positions, values, initial, packet.took)
 
 
 def unpacked(packed: PackedPacket) -> Packet:
     """The packet that was sent."""
     values, initial = packed.values.tobytes(), packed.initial.tobytes()
-    return Packet(packed.header, packed.positions, values, initial, packed.seconds)
+    return Packet(packed.header, packed.positions, values, initial, packed.took)
 
 
 def as_array(content: bytes) -> Bytes:

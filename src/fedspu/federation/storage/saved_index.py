@@ -14,17 +14,17 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    FiniteFloat,
     JsonValue,
     TypeAdapter,
     ValidationError,
 )
 
 from fedspu.errors import DamagedError, StorageError
+from fedspu.federation.rounds import Values
 from fedspu.files import Mark, not_a_link, read_file
 from fedspu.settings_text import one_line
 
-VERSION = 3
+VERSION = 4
 """The version of the folder's format; others are refused."""
 
 FOLDER, PERSONAL = "checkpoint", "personal"
@@ -49,7 +49,9 @@ Whole = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False
+    )
 
 
 class Index(_Strict):
@@ -67,7 +69,7 @@ class Index(_Strict):
     records: dict[str, Mark]  # of their first bytes, up to this save
     global_state: Mark
     extra: Mark | None
-    global_score: FiniteFloat | None
+    global_score: Values | None
 
 
 class JournalLine(_Strict):
@@ -78,7 +80,7 @@ class JournalLine(_Strict):
     memories: dict[Whole, Mark | None]
     num_examples: dict[Whole, Whole]  # of those that took part for the first time
     stopped: list[Whole]
-    scores: dict[Whole, FiniteFloat]
+    scores: dict[Whole, Values]
     kept: dict[Whole, dict[str, list[Whole]]]
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load
 from fedspu.data import names_code
 from fedspu.errors import DamagedError, StorageError
 from fedspu.federation.client_memory import Shelf, unpack_memory
-from fedspu.federation.rounds import Scores
+from fedspu.federation.rounds import Scores, Values
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.saved_index import (
     INITIAL,
@@ -149,7 +149,7 @@ class SavedRun:
     def known(self) -> Checkpoint:
         """What is known about clients, from the journal."""
         stopped: set[int] = set()
-        personal: dict[int, float] = {}
+        personal: dict[int, Values] = {}
         kept: dict[int, Active] = {}
         num_examples: dict[int, int] = {}
         for line in self._journal:

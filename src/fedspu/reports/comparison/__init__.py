@@ -1,0 +1,1 @@
+"""Tables that compare methods: statistics, and forms for terminal, file and paper."""

@@ -1,0 +1,1 @@
+"""Many runs and one table of them: what ``fedspu compare`` calls."""

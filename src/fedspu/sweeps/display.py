@@ -1,0 +1,149 @@
+"""A comparison while it is played: which runs, how far, and how long it still takes."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedspu.errors import StorageError
+from fedspu.sweeps.play import Planned
+from fedspu.sweeps.progress import Following, Progress, RunProgress
+from fedspu.units import duration
+
+REFRESH = 1.0
+"""Seconds between two looks at the folder."""
+
+
+class SweepDisplay:
+    """Shows a comparison: live on a terminal, else a line for each run that ends."""
+
+    def __init__(self, is_quiet: bool = False) -> None:
+        self.is_quiet = is_quiet
+        self.console = Console(stderr=True)
+        self._following: Following | None = None
+        self._live: Live | None = None
+        self._what = ""
+
+    def __enter__(self) -> "SweepDisplay":
+        """Show nothing until there is a plan."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def plan(self, out: Path, runs: Sequence[Planned], what: str) -> None:
+        """Begin to show these runs."""
+        self._stop()
+        self._what, self._following = what, Following(out)
+        if self.is_quiet or self._following.read().is_over:
+            self._following = None
+        elif self.console.is_terminal:
+            self._live = Live(
+                get_renderable=self._shown,
+                console=self.console,
+                refresh_per_second=1 / REFRESH,
+                transient=True,
+            )
+            self._live.start(refresh=True)
+        else:
+            self._say(headline(self._following.read(), self._what))
+
+    def begin(self, run: Planned) -> None:
+        """Nothing: the folder shows it."""
+
+    def end(self, run: Planned, why: str | None) -> None:
+        """Say that a run has ended, where nothing is shown live."""
+        if self._following is None or self._live is not None:
+            return
+        became = "done" if why is None else f"failed: {why}"
+        found = self._following.read()
+        self._say(f"{run.cell.title}: {became}; {headline(found, self._what)}")
+
+    def _shown(self) -> RenderableType:
+        assert self._following is not None
+        try:
+            return picture(self._following.read(), self._what)
+        except StorageError as error:  # somebody removed it; playing will say more
+            return Text(str(error))
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201  # this is the display
+
+
+def headline(found: Progress, what: str = "comparison") -> str:
+    """How far it is, in a line: ``run 7 of 24, 2 at once, about 13:20 min left``."""
+    done, failed = found.count("finished"), found.count("failed")
+    playing, number = found.count("playing"), len(found.runs)
+    parts = []
+    if what != "comparison":
+        parts.append(what)
+    if found.is_over:
+        parts.append(f"{done} of {number} runs finished")
+    else:
+        parts.append(f"run {min(done + failed + max(1, playing), number)} of {number}")
+    if playing > 1:
+        parts.append(f"{playing} at once")
+    if failed:
+        parts.append(f"{failed} failed")
+    if not found.is_over:
+        left = found.seconds_left
+        if left is None:
+            parts.append("time left: known after the first round")
+        else:
+            most = "at most" if found.is_most else "about"
+            until = time.strftime("%H:%M", time.localtime(time.time() + left))
+            parts.append(f"{most} {duration(left)} left (until {until})")
+    return ", ".join(parts)
+
+
+def picture(found: Progress, what: str = "comparison") -> RenderableType:
+    """The headline, and a bar for each run that is being played."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(overflow="ellipsis", no_wrap=True, max_width=34)
+    table.add_column(width=16)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for run in found.runs:
+        if run.state == "playing":
+            table.add_row(*_row(run))
+    return Group(Text(headline(found, what)), table)
+
+
+def _row(run: RunProgress) -> tuple[RenderableType, ...]:
+    score = "" if run.score is None else f"personal {run.score:.3f}"
+    bar = ProgressBar(total=max(1, run.run.rounds), completed=run.round, width=16)
+    return run.run.cell.title, bar, f"{run.round}/{run.run.rounds}", score
+
+
+def watch_folder(out: Path) -> None:
+    """Show a comparison that another process plays, until nothing is left to play."""
+    following = Following(out)
+    console = Console()
+    if not console.is_terminal:
+        console.print(headline(following.read()), markup=False)
+        return
+    with Live(console=console, refresh_per_second=1 / REFRESH) as live:
+        while True:
+            found = following.read()
+            live.update(picture(found))
+            if found.is_over:
+                return
+            time.sleep(REFRESH)

@@ -1,0 +1,255 @@
+"""How far a comparison is, read from its folder alone, so that anybody can watch it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from fedspu.errors import StorageError
+from fedspu.federation.storage.own_files import LOCK
+from fedspu.federation.storage.saved_index import SUMMARY
+from fedspu.files import is_locked, read_file, write_whole
+from fedspu.sweeps.cells import Cell, frozen
+from fedspu.sweeps.play import Planned
+
+PLAN = "sweep.json"
+LARGEST_PLAN = 2**24
+
+State = Literal["waiting", "playing", "interrupted", "finished", "failed"]
+
+
+class PlannedRun(BaseModel):
+    """A run of a comparison, as its folder lists it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    method: str
+    case: dict[str, Any]
+    seed: int
+    tuned: dict[str, Any]
+    kind: str  # runs of one kind take about the same time
+    rounds: NonNegativeInt
+    may_end_early: bool
+
+    @property
+    def cell(self) -> Cell:
+        """What makes it."""
+        case = tuple((name, frozen(v)) for name, v in self.case.items())
+        tuned = tuple((name, frozen(v)) for name, v in self.tuned.items())
+        return Cell(self.method, case, self.seed, tuned)
+
+
+class SweepPlan(BaseModel):
+    """What a comparison is going to play."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parallel: NonNegativeInt
+    runs: list[PlannedRun]
+    failed: dict[str, str] = {}  # name -> why
+
+
+def write_plan(
+    out: Path, runs: Sequence[Planned], parallel: int, failed: Mapping[str, str]
+) -> None:
+    """Say in the folder what is going to be played."""
+    plan = SweepPlan(
+        parallel=parallel,
+        runs=[
+            PlannedRun(
+                name=run.path.relative_to(out).as_posix(),
+                method=run.cell.method,
+                case=dict(run.cell.case),
+                seed=run.cell.seed,
+                tuned=dict(run.cell.tuned),
+                kind=f"{run.cell.method} {run.settings.data.name} {run.settings.model}",
+                rounds=run.settings.rounds,
+                may_end_early=run.settings.early_stopping.on,
+            )
+            for run in runs
+        ],
+        failed=dict(failed),
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        content = plan.model_dump_json(indent=2).encode()
+        write_whole(out / PLAN, content, durable=False)
+    except OSError as error:
+        raise StorageError(f"{out}: cannot write ({error})") from error
+
+
+def read_plan(out: Path) -> SweepPlan:
+    """What the comparison in this folder was going to play."""
+    file = out / PLAN
+    if not file.exists():
+        raise StorageError(f"{out} is no comparison: it has no {PLAN}")
+    try:
+        return SweepPlan.model_validate_json(read_file(file, LARGEST_PLAN))
+    except ValidationError:
+        raise StorageError(
+            f"{file} is damaged; the same compare writes it anew"
+        ) from None
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """How far one run is; ``seconds`` is how long it has taken so far."""
+
+    run: PlannedRun
+    state: State
+    round: int = 0
+    seconds: float = 0.0
+    score: float | None = None  # of the personal models
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that are still to be played, at most."""
+        done = self.state in ("finished", "failed")
+        return 0 if done else max(0, self.run.rounds - self.round)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a whole comparison is."""
+
+    runs: list[RunProgress]
+    parallel: int
+
+    def count(self, state: State) -> int:
+        """How many runs are in this state."""
+        return sum(run.state == state for run in self.runs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to play."""
+        return all(run.rounds_left == 0 for run in self.runs)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """About how long the rest takes; None until some rounds are played.
+
+        A run takes as long per round as it did so far; one that has not begun, as long
+        as others of its kind, or else as all others. Runs share the machine as now.
+        """
+        pace = _Pace(self.runs)
+        left = [run for run in self.runs if run.rounds_left]
+        if not left:
+            return 0.0
+        if not pace.is_known:
+            return None
+        times = [run.rounds_left * pace.of(run) for run in left]
+        # No schedule is shorter than its longest run.
+        return max(sum(times) / max(1, self.parallel), *times)
+
+    @property
+    def is_most(self) -> bool:
+        """Whether the rest may also take less, because runs may end early."""
+        return any(run.run.may_end_early and run.rounds_left for run in self.runs)
+
+
+class _Pace:
+    """Seconds per round, as measured so far."""
+
+    def __init__(self, runs: Sequence[RunProgress]) -> None:
+        self.kinds: dict[str, list[float]] = {}
+        for run in runs:
+            if run.round:
+                pace = run.seconds / run.round
+                self.kinds.setdefault(run.run.kind, []).append(pace)
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.kinds)
+
+    def of(self, run: RunProgress) -> float:
+        if run.round:
+            return run.seconds / run.round
+        known = self.kinds.get(run.run.kind)
+        return mean(
+            known or [pace for listed in self.kinds.values() for pace in listed]
+        )
+
+
+class Following:
+    """A comparison's folder, read again and again; only what is new is read."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self._rounds: dict[str, _Tail] = {}
+        self._times: dict[str, _Tail] = {}
+        self._finished: dict[str, RunProgress] = {}
+
+    def read(self) -> Progress:
+        """How far it is now."""
+        plan = read_plan(self.out)
+        return Progress([self._run(run, plan) for run in plan.runs], plan.parallel)
+
+    def _run(self, run: PlannedRun, plan: SweepPlan) -> RunProgress:
+        if run.name in self._finished:
+            return self._finished[run.name]
+        path = self.out / run.name
+        if not path.is_dir():
+            why = run.name in plan.failed
+            return RunProgress(run, "failed" if why else "waiting")
+        t, score = self._rounds.setdefault(
+            run.name, _Tail(path / "rounds.jsonl", _round_and_score, (0, None))
+        ).last()
+        _, seconds = self._times.setdefault(
+            run.name, _Tail(path / "times.jsonl", _add_seconds, (0, 0.0))
+        ).last()
+        found = RunProgress(run, self._state(path, run, plan), t, seconds, score)
+        if found.state == "finished":
+            self._finished[run.name] = found
+        return found
+
+    def _state(self, path: Path, run: PlannedRun, plan: SweepPlan) -> State:
+        if (path / SUMMARY).exists():
+            return "finished"
+        if run.name in plan.failed:
+            return "failed"
+        return "playing" if is_locked(path / LOCK) else "interrupted"
+
+
+class _Tail:
+    """A growing file of lines, of which each changes what is known."""
+
+    def __init__(
+        self, path: Path, add: Callable[[Any, dict[str, Any]], Any], known: Any
+    ) -> None:
+        self.path, self.add, self.known = path, add, known
+        self._read = 0
+
+    def last(self) -> Any:
+        """What is known after all whole lines so far."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except OSError:
+            return self.known
+        whole = content[: content.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            try:
+                self.known = self.add(self.known, json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a damaged line; reading the run will say so
+        self._read += len(whole)
+        return self.known
+
+
+def _round_and_score(known: Any, line: dict[str, Any]) -> tuple[int, float | None]:
+    scores = [
+        line[name]
+        for name in line
+        if name.startswith("personal_") and not name.startswith("personal_val_")
+    ]
+    return int(line["round"]), scores[0] if scores else None
+
+
+def _add_seconds(known: Any, line: dict[str, Any]) -> tuple[int, float]:
+    return int(line["round"]), known[1] + float(line["wall_seconds"])

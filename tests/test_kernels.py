@@ -11,7 +11,6 @@ from fedspu.methods import all_methods
 from fedspu.methods.method import Method
 from fedspu.partial.chain.native import library
 from fedspu.settings_text import read_toml
-from fedspu.sweeps import compare
 from tests.oracles.federation import ConvNet, examples, named
 
 Found = library.Found
@@ -116,8 +115,8 @@ def test_a_comparison_takes_runs_of_either_kind(tmp_path: Path) -> None:
 
     def run(kernels: str) -> float:
         asked = {**given, "train.kernels": kernels}
-        (summary,) = compare(asked, ["local"], [0.5], [0], tmp_path)
-        return float(summary["personal_accuracy"])
+        found = fedspu.compare(["local"], asked, seeds=[0], out=tmp_path)
+        return float(found.records[0]["personal_accuracy"])
 
     assert run("torch") == run("auto")
     with pytest.raises(StorageError, match=r"train\.kernels = torch, but native"):

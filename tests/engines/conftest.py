@@ -23,5 +23,6 @@ def second_node(cluster: Any) -> Any:
 
     nodes = list(cluster.worker_nodes) or [add_node(cluster)]
     # A node that an earlier test has killed is counted until Ray notices it.
-    wait_until(lambda: ray.cluster_resources().get("CPU") == 1 + len(nodes))
+    resources: Any = ray.cluster_resources
+    wait_until(lambda: resources().get("CPU") == 1 + len(nodes))
     return nodes[0]

@@ -12,7 +12,6 @@ import torch
 
 import fedspu
 from fedspu.federation.storage.own_files import is_free
-from fedspu.sweeps import compare
 from tests.oracles.federation import examples, folder_content, mlp, named
 
 GIVEN: dict[str, Any] = {
@@ -56,7 +55,7 @@ def compare_two(out: Path) -> None:
         "train.kernels": "torch",
         "judge.clients": 1,
     }
-    compare(given, ["fedspu", "local"], [1.0], [0], out)
+    fedspu.compare(["fedspu", "local"], given, seeds=[0], out=out, parallel=1)
 
 
 def ends_alike(path: Path, expected: dict[str, bytes]) -> bool:

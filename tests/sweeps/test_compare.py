@@ -342,7 +342,7 @@ def test_a_run_that_fails_does_not_end_the_others(
 def test_a_process_that_dies_is_one_failed_run(
     tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = play.simulate
+    real = fedspu.simulate
 
     def dying(settings: Settings, **more: Any) -> Any:
         if settings.seed == 1:
@@ -358,7 +358,7 @@ def test_a_process_that_dies_is_one_failed_run(
 def test_warnings_of_runs_at_once_say_which_run(
     tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = play.simulate
+    real = fedspu.simulate
 
     def remarking(settings: Settings, **more: Any) -> Any:
         if settings.seed == 1:

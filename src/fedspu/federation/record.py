@@ -170,6 +170,7 @@ def summarise(
         **{name: sum(line[name] for line in rounds) for name in COSTS},
         **{name: sum(line[name] for line in times) for name in TIMES},
         "workers": facts.num_workers,
+        "kernels": settings.train.kernels,
         "missing_turns": sum(len(line["missing_clients"]) for line in rounds),
         "refused_turns": sum(len(line["refused_clients"]) for line in rounds),
         "ignored_replies": sum(

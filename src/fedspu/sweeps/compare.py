@@ -1,7 +1,7 @@
 """Compare methods on the same clients: play what is missing, then make one table."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -166,7 +166,7 @@ def compare(
     runs = house.plan(cells)
     played = house.play(runs, "comparison")
     house.measure(runs, played)
-    found = compare_saved([out])
+    found = compare_saved([out], only={run.path.name for run in runs})
     if found.cases:
         found.write(out)
     if played.failures:
@@ -175,12 +175,15 @@ def compare(
     return found
 
 
-def compare_saved(paths: Sequence[Path | str]) -> Comparison:
+def compare_saved(
+    paths: Sequence[Path | str], only: Collection[str] | None = None
+) -> Comparison:
     """Compare runs that are there already: run folders, and folders of comparisons.
 
-    Runs that are not finished are left out, and listed in ``unfinished``.
+    Runs that are not finished are left out, and listed in ``unfinished``. ``only``: no
+    other runs of comparisons than these, by the names of their folders.
     """
-    listed, unfinished = find([Path(path) for path in paths])
+    listed, unfinished = find([Path(path) for path in paths], only)
     try:
         cases = tuple(
             make_case(title_of(case), runs) for case, runs in by_case(listed).items()

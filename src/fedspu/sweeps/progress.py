@@ -51,6 +51,7 @@ class SweepPlan(BaseModel):
 
     parallel: NonNegativeInt
     runs: list[PlannedRun]
+    earlier: list[PlannedRun] = []  # of other commands, in the same folder
     failed: dict[str, str] = {}  # name -> why
 
 
@@ -58,21 +59,24 @@ def write_plan(
     out: Path, runs: Sequence[Planned], parallel: int, failed: Mapping[str, str]
 ) -> None:
     """Say in the folder what is going to be played."""
+    listed = [
+        PlannedRun(
+            name=run.path.relative_to(out).as_posix(),
+            method=run.cell.method,
+            case=dict(run.cell.case),
+            seed=run.cell.seed,
+            tuned=dict(run.cell.tuned),
+            kind=f"{run.cell.method} {run.settings.data.name} {run.settings.model}",
+            rounds=run.settings.rounds,
+            may_end_early=run.settings.early_stopping.on,
+        )
+        for run in runs
+    ]
+    names = {run.name for run in listed}
     plan = SweepPlan(
         parallel=parallel,
-        runs=[
-            PlannedRun(
-                name=run.path.relative_to(out).as_posix(),
-                method=run.cell.method,
-                case=dict(run.cell.case),
-                seed=run.cell.seed,
-                tuned=dict(run.cell.tuned),
-                kind=f"{run.cell.method} {run.settings.data.name} {run.settings.model}",
-                rounds=run.settings.rounds,
-                may_end_early=run.settings.early_stopping.on,
-            )
-            for run in runs
-        ],
+        runs=listed,
+        earlier=[run for run in _planned_before(out) if run.name not in names],
         failed=dict(failed),
     )
     try:
@@ -81,6 +85,14 @@ def write_plan(
         write_whole(out / PLAN, content, durable=False)
     except OSError as error:
         raise StorageError(f"{out}: cannot write ({error})") from error
+
+
+def _planned_before(out: Path) -> list[PlannedRun]:
+    try:
+        before = read_plan(out)
+    except StorageError:  # there is none, or it is damaged: this one is complete
+        return []
+    return [*before.earlier, *before.runs]
 
 
 def read_plan(out: Path) -> SweepPlan:

@@ -1,7 +1,7 @@
 """A comparison of runs that are there already: what ``fedspu report`` prints."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,12 @@ class Found:
     data: str  # tells data sets apart
 
 
-def find(paths: Sequence[Path]) -> tuple[list[Found], list[Path]]:
+def find(
+    paths: Sequence[Path], only: Collection[str] | None = None
+) -> tuple[list[Found], list[Path]]:
     """The finished runs in run folders and in folders of comparisons; and the others.
+
+    ``only``: no other runs of a comparison than these, by their names.
 
     Runs of a comparison are found by what it was asked for; other folders are compared
     by their settings.
@@ -44,7 +48,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Found], list[Path]]:
     alone: list[SavedRun] = []
     for path in paths:
         if (path / PLAN).exists():
-            for found in _of_comparison(path):
+            for found in _of_comparison(path, only):
                 (listed if isinstance(found, Found) else unfinished).append(found)  # type: ignore[arg-type]  # each goes where it belongs
         else:
             check_is_run(path)
@@ -58,10 +62,12 @@ def find(paths: Sequence[Path]) -> tuple[list[Found], list[Path]]:
     return listed, unfinished
 
 
-def _of_comparison(out: Path) -> Iterator[Found | Path]:
-    costs = read_costs(out)
-    for run in read_plan(out).runs:
+def _of_comparison(out: Path, only: Collection[str] | None) -> Iterator[Found | Path]:
+    costs, plan = read_costs(out), read_plan(out)
+    for run in (*plan.earlier, *plan.runs):
         path = out / run.name
+        if only is not None and run.name not in only:
+            continue
         try:
             saved = last_whole(path, lambda saved: saved)
             summary = saved.summary() if saved.is_finished else None

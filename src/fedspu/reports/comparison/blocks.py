@@ -158,6 +158,11 @@ def notes(cases: Sequence[Case]) -> list[str]:
             f"{SAME}: not distinguishable from the best; the interval of the "
             "difference includes 0."
         )
+    if any(len(case.kernels) > 1 for case in cases):
+        found.append(
+            "Some runs used compiled kernels and others PyTorch: their times and last "
+            "digits differ; see train.kernels."
+        )
     found.append(
         "Worst tenth: the mean over the tenth of clients that fare worst. CPU time is "
         "that of clients' turns."

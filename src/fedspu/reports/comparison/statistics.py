@@ -71,6 +71,7 @@ class Case:
     metric: str
     is_share: bool
     higher_is_better: bool
+    kernels: frozenset[str]  # what trained small networks: native, torch
     rows: tuple[Row, ...]
 
     @property
@@ -114,6 +115,7 @@ def make_case(settings: dict[str, Any], runs: Sequence[RunOfMethod]) -> Case:
         metric=first["metric"],
         is_share=first["is_share"],
         higher_is_better=first["higher_is_better"],
+        kernels=frozenset(str(run.summary.get("kernels")) for run in runs),
         rows=tuple(
             _row(method, listed, None if method == best else by_method[best])
             for method, listed in by_method.items()

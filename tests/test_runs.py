@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -844,3 +845,29 @@ def test_settings_that_change_no_bit_may_be_edited(tmp_path: Path) -> None:
     file = tmp_path / "run" / "settings.toml"
     file.write_text(file.read_text().replace("workers = 1", "workers = 2"))
     fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (('engine = "here"', 'engine = "hdre"'), "engine = 'hdre': expected 'here'"),
+        (("workers = 1", "workers = -1"), "workers = -1: expected"),
+        (("workers = 1", 'workers = "two"'), "workers = 'two': expected"),
+    ],
+)
+def test_but_not_to_what_they_cannot_be(
+    edit: tuple[str, str], message: str, tmp_path: Path
+) -> None:
+    run_for(out=str(tmp_path / "run"), workers=1)
+    file = tmp_path / "run" / "settings.toml"
+    text = file.read_text()
+    assert edit[0] in text
+    file.write_text(text.replace(*edit))
+    says = f"^{re.escape(str(file))}: {message}.*; delete it to go on"
+    with pytest.raises(StorageError, match=says):
+        fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())
+    with pytest.raises(StorageError, match=says):
+        fedspu.load_personal(tmp_path / "run", 0, ConvNet, examples())
+    file.unlink()
+    with pytest.warns(UserWarning, match="is missing; using a copy"):
+        fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())

@@ -47,7 +47,7 @@ def resolve(
     suggested = _suggested_by_task(str(flat.get("task")), in_python, task)
     if data != FROM_MEMORY:
         suggested |= find_source(data)[0].defaults
-    settings = _validated({**suggested, **flat})
+    settings = validated({**suggested, **flat})
     _check_choices(settings, in_python)
     if "method" in in_python:
         return settings
@@ -72,6 +72,10 @@ def _check_names(flat: Mapping[str, Any]) -> None:
         tables |= {".".join(parts[:n]): name for n in range(1, len(parts))}
     for name in flat:
         # Other names in the table [method] are options; the method checks those.
+        if name.startswith("sweep."):
+            raise SettingsError(
+                f"{name}: the table [sweep] is for `fedspu compare`; leave it out here"
+            )
         if name not in known and not name.startswith("method."):
             raise SettingsError(
                 f"{name}: no such setting{nearest(name, known)}; "
@@ -83,7 +87,8 @@ def _check_names(flat: Mapping[str, Any]) -> None:
             )
 
 
-def _validated(flat: Mapping[str, Any]) -> Settings:
+def validated(flat: Mapping[str, Any]) -> Settings:
+    """Settings from values by dotted name, each of a kind and size that it may have."""
     try:
         return Settings.model_validate(nest(flat))
     except ValidationError as error:

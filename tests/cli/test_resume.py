@@ -83,7 +83,7 @@ def test_ctrl_c_in_the_first_round_leaves_nothing_half_written(
 
 
 @pytest.mark.usefixtures("nets")
-@pytest.mark.parametrize("words", [["run"], ["compare"]])
+@pytest.mark.parametrize("words", [["run"], ["compare", "--parallel", "1"]])
 def test_ctrl_c_before_anything_is_played_leaves_nothing(
     command: Command, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:

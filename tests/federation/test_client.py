@@ -674,14 +674,14 @@ def test_without_early_stopping_the_validation_part_is_judged_and_no_more(
     assert clean.rounds[-1].scores != blind.rounds[-1].scores  # it is looked at
     assert same_bits(clean.federation.global_state, blind.federation.global_state)
     for mine, other in zip(clean.rounds, blind.rounds, strict=True):
-        assert tested(mine.scores.personal) == tested(other.scores.personal)
-        assert tested(mine.judged) == tested(other.judged)
+        assert on_test_part(mine.scores.personal) == on_test_part(other.scores.personal)
+        assert on_test_part(mine.judged) == on_test_part(other.judged)
     for client in clean.federation.last:
         if clean.memory(client).own is not None:
             assert same_bits(clean.own(client), blind.own(client))
 
 
-def tested(scores: dict[int, Values]) -> dict[int, float]:
+def on_test_part(scores: dict[int, Values]) -> dict[int, float]:
     return {client: values.test for client, values in scores.items()}
 
 

@@ -9,10 +9,8 @@ from rich.console import Console
 from torch import nn
 
 import fedspu
-from fedspu.reports.intervals import half_interval, mean_shown
+from fedspu.reports.intervals import half_interval
 from fedspu.reports.tables import (
-    compare_rows,
-    markdown,
     rich_table,
     run_table,
     time_table,
@@ -109,7 +107,6 @@ def test_an_interval_worked_out_by_hand() -> None:
 
 def test_one_value_has_no_interval() -> None:
     assert half_interval([0.5]) is None
-    assert mean_shown([0.5], is_share=True) == "50.0 %"
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(-5, 5))
@@ -118,96 +115,6 @@ def test_an_interval_does_not_depend_on_where_the_values_lie(
 ) -> None:
     half, moved = half_interval(values), half_interval([v + shift for v in values])
     assert half == pytest.approx(moved, abs=1e-6)
-
-
-def test_shares_are_shown_with_their_interval() -> None:
-    assert mean_shown([0.7, 0.8, 0.9], is_share=True) == "80.0 ± 24.8 %"
-    assert mean_shown([None, None], is_share=True) == "-"
-    assert mean_shown([], is_share=True) == "-"
-
-
-def test_other_values_are_shown_with_four_digits_and_their_interval() -> None:
-    assert mean_shown([1.0, 2.0, 3.0], is_share=False) == "2.000 ± 2.5"
-    assert mean_shown([12.34567], is_share=False) == "12.35"
-    assert mean_shown([1.0003], is_share=False) == "1.000"
-    assert mean_shown([1234.0], is_share=False) == "1234"
-    assert mean_shown([None], is_share=False) == "-"
-
-
-# Tables ------------------------------------------------------------------------------
-
-
-def summary(**changed: Any) -> dict[str, Any]:
-    return {
-        "method": "fedspu",
-        "alpha": 0.1,
-        "seed": 0,
-        "metric": "accuracy",
-        "is_share": True,
-        "higher_is_better": True,
-        "personal_accuracy": 0.5,
-        "global_accuracy": None,
-        "bytes_down": 1000,
-        "bytes_up": 3000,
-        "train_seconds": 2.0,
-        "peak_rss_bytes": 10**6,
-        **changed,
-    }
-
-
-def test_a_comparison_has_a_row_for_each_method_and_alpha_over_its_seeds() -> None:
-    rows = compare_rows(
-        [
-            summary(seed=0),
-            summary(seed=1, personal_accuracy=0.7, bytes_up=5000, train_seconds=4.0),
-            summary(method="local", personal_accuracy=0.25),
-            summary(alpha=1.0, global_accuracy=0.125),
-        ]
-    )
-    assert [(r["method"], r["alpha"], r["seeds"]) for r in rows] == [
-        ("fedspu", "0.1", "2"),
-        ("local", "0.1", "1"),
-        ("fedspu", "1", "1"),
-    ]
-    assert rows[0]["personal accuracy"] == "60.0 ± 127.1 %"
-    assert rows[0]["exchanged"] == "5.00 kB"
-    assert rows[0]["training time"] == "3.0 s"
-    assert rows[1]["global accuracy"] == "-"
-    assert rows[2]["global accuracy"] == "12.5 %"
-
-
-def test_a_difference_is_taken_seed_by_seed() -> None:
-    accuracies = {"fedspu": (0.5, 0.9), "local": (0.4, 0.8)}  # far apart, gap the same
-    rows = compare_rows(
-        [
-            summary(method=method, seed=seed, personal_accuracy=accuracy)
-            for method, both in accuracies.items()
-            for seed, accuracy in enumerate(both)
-        ]
-    )
-    assert [row["against fedspu"] for row in rows] == ["-", "-10.0 ± 0.0 %"]
-
-
-def test_a_comparison_of_errors_has_their_name_and_no_percentages() -> None:
-    error = {"metric": "mae", "is_share": False, "higher_is_better": False}
-    rows = compare_rows(
-        [
-            summary(**error, personal_mae=0.5, global_mae=2.0),
-            summary(**error, personal_mae=0.25, global_mae=None, method="local"),
-        ]
-    )
-    assert [row["personal mae (lower is better)"] for row in rows] == [
-        "0.5000",
-        "0.2500",
-    ]
-    assert [row["global mae (lower is better)"] for row in rows] == ["2.000", "-"]
-    assert [row["against fedspu"] for row in rows] == ["-", "-0.2500"]
-    assert "personal accuracy" not in rows[0]
-
-
-def test_rows_become_a_markdown_table() -> None:
-    rows = [{"method": "a", "n": "1"}, {"method": "b", "n": "2"}]
-    assert markdown(rows) == "| method | n |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n"
 
 
 def test_rows_become_a_table_for_a_terminal() -> None:

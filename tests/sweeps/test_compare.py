@@ -13,7 +13,7 @@ import tomli_w
 
 import fedspu
 from fedspu import Comparison
-from fedspu.errors import FedSPUError, SettingsError, StorageError
+from fedspu.errors import DataError, FedSPUError, SettingsError, StorageError
 from fedspu.settings import Settings
 from fedspu.sweeps import compare as comparing
 from fedspu.sweeps import play
@@ -396,3 +396,23 @@ def test_a_model_and_data_of_one_s_own(tmp_path: Path, given: dict[str, Any]) ->
         data=examples(),
     )
     assert again == found
+
+
+def test_wrong_input_that_the_first_run_meets_ends_all(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    missing = {**given, "data.name": f"arrays:{tmp_path / 'none.npz'}"}
+    watcher = Begun()
+    with pytest.raises(DataError, match=r"none\.npz"):
+        compare(missing, ["local"], [1.0], [0, 1], tmp_path / "out", watcher=watcher)
+    assert len(watcher.begun) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_if_every_run_fails_nothing_is_left(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    methods = ["local@train.lr=1e38"]
+    with pytest.raises(FedSPUError, match=r"2 of 2 runs failed; .*; so did 1 more"):
+        compare(given, methods, [1.0], [0, 1], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -19,7 +19,9 @@ import fedspu
 from fedspu.data import load
 from fedspu.errors import SettingsError, TrainingError
 from fedspu.federation.plan import Build
-from fedspu.reports.tables import compare_rows, run_table
+from fedspu.reports.comparison.blocks import plain
+from fedspu.reports.comparison.statistics import RunOfMethod, make_case
+from fedspu.reports.tables import run_table
 from fedspu.tasks import TASKS
 from fedspu.tasks.regression import regression
 from fedspu.tasks.task import IGNORED, RESERVED
@@ -324,15 +326,16 @@ def test_tables_say_if_lower_is_better(task: str) -> None:
     with console.capture() as shown:
         console.print(run_table(run.summary))
     first = next(line for line in shown.get().splitlines() if "personal" in line)
-    columns = compare_rows([run.summary])[0]
+    compared = plain(
+        [make_case({}, [RunOfMethod("fedspu", run.summary, {}, False, {})])]
+    )
     is_lower = task in ("regression", "language-model")
     assert ("lower is better" in first) is is_lower
-    title = f"personal {METRICS[task]}" + is_lower * " (lower is better)"
-    assert title in columns
+    assert ("(lower is better)" in " ".join(compared.split())) is is_lower
     assert f"personal {METRICS[task]}" in first
     value = run.plan.task.metric.show(run.summary[f"personal_{METRICS[task]}"])
     assert value in first
-    assert columns[title] == value
+    assert value.removesuffix(" %") in compared
     assert f"personal {METRICS[task]} {value}" in repr(run)
     assert value.endswith("%") is not is_lower
 

@@ -98,6 +98,12 @@ def compare(
     chosen = check_form("json" if as_json else form)
     sweep = _sweep(given.pop("sweep", {}), methods, alphas, seeds, vary, tune)
 
+    from fedspu.resolve import resolve
+
+    # Wrong settings are refused before PyTorch is imported.
+    listed = {n: v for n, v in sweep["vary"].items() if isinstance(v, list) and v}
+    resolve({**given, **{name: values[0] for name, values in listed.items()}})
+
     from fedspu.sweeps.compare import compare as play
     from fedspu.sweeps.display import SweepDisplay
 

@@ -21,6 +21,7 @@ from fedspu.cli import (
     neurons,
     profile,
     report,
+    reproduce,
     run,
     settings,
 )
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("reproduce")(reproduce.reproduce)
 app.command("check")(check.check)
 app.command("neurons")(neurons.neurons)
 app.command("profile")(profile.profile)

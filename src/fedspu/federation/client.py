@@ -188,6 +188,7 @@ class Client:
             y=y,
             task=plan.task,
             prepare=partial(self._prepare, now, x, y),
+            validation=partial(self._part, now.client, "val"),
         )
 
     def _prepare(

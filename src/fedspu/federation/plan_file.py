@@ -26,6 +26,7 @@ from fedspu.federation.storage.saved_run import Checkpoint, SavedRun
 from fedspu.files import read_file
 from fedspu.methods.method import Method
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
+from fedspu.resolve import validated
 from fedspu.settings import SAME_BITS, Settings
 from fedspu.settings_text import MOST_BYTES, flatten, one_line, parse_toml
 from fedspu.tasks.task import Task
@@ -77,6 +78,12 @@ def read_settings(saved: SavedRun, but: str = "") -> dict[str, Any] | None:
             f"{error}; delete it to go on with what the run began with"
         ) from None
     check_settings(saved.path, saved.index.settings, found, but)
+    try:
+        validated(dict(flatten(found)))  # those that may differ may be anything
+    except SettingsError as error:
+        raise StorageError(
+            f"{file}: {error}; delete it to go on with what the run began with"
+        ) from None
     return found
 
 

@@ -84,7 +84,7 @@ class Turn:
     ``own`` is its model at full size: w0 until it has one; what a slim model lacks is
     as in w0. ``prepare`` puts a model on the workbench, ready to train all of its
     neurons, or only the ``active`` ones. It overwrites the model of the same size that
-    is there.
+    is there. ``validation`` gives the client's validation examples.
     """
 
     now: ClientRound
@@ -97,6 +97,7 @@ class Turn:
     y: Tensor
     task: Task
     prepare: Prepare
+    validation: Callable[[], tuple[Tensor, Tensor]]
 
     @cached_property
     def merged(self) -> State:

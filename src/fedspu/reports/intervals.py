@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from math import sqrt
 
-from fedspu.units import digits, shown
-
 # Student's t, two-sided 95 %, for 1, 2, … degrees of freedom.
 _T95 = (
     *(12.706, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -32,16 +30,3 @@ def _t95(freedom: int) -> float:
     if freedom <= len(_T95):
         return _T95[freedom - 1]
     return 1.95996 + 2.3723 / freedom + 2.8225 / freedom**2  # expansion for large n
-
-
-def mean_shown(values: Sequence[float | None], is_share: bool) -> str:
-    """Mean and 95 % interval of a metric's values, shares as percentages."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    half, middle = half_interval(known), mean(known)
-    if half is None:
-        return shown(middle, is_share)
-    if is_share:
-        return f"{100 * middle:.1f} ± {100 * half:.1f} %"
-    return f"{shown(middle, is_share)} ± {digits(half, 2)}"

@@ -1,4 +1,4 @@
-"""Tables of runs, for a terminal and for a file."""
+"""Tables of one run, for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,6 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedspu.reports.intervals import mean, mean_shown
 from fedspu.units import duration, paper_gb, percent, shown, size, titled
 
 
@@ -111,58 +110,6 @@ PHASES = {
 WAITING = "workers waiting, messages"
 
 
-def compare_rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """One row for each method and alpha, averaged over seeds, in the order given."""
-    cells: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
-    for summary in summaries:
-        method = summary.get("label", summary["method"])
-        cells.setdefault((method, summary["alpha"]), []).append(summary)
-    first = next(iter(cells))[0]
-    return [
-        _compare_row(method, alpha, runs, first, cells.get((first, alpha), runs))
-        for (method, alpha), runs in cells.items()
-    ]
-
-
-def _compare_row(
-    method: str,
-    alpha: float,
-    runs: Sequence[Mapping[str, Any]],
-    first: str,
-    others: Sequence[Mapping[str, Any]],
-) -> dict[str, str]:
-    metric, is_share = runs[0]["metric"], runs[0]["is_share"]
-    lower = "" if runs[0]["higher_is_better"] else " (lower is better)"
-    exchanged = [run["bytes_down"] + run["bytes_up"] for run in runs]
-    return {
-        "method": method,
-        "alpha": f"{alpha:g}",
-        "seeds": str(len(runs)),
-        **{
-            f"{whose} {titled(metric)}{lower}": mean_shown(
-                [run[f"{whose}_{metric}"] for run in runs], is_share
-            )
-            for whose in ("personal", "global")
-        },
-        f"against {first}": "-" if runs is others else _gap(runs, others),
-        "exchanged": size(mean(exchanged)),
-        "training time": duration(mean([run["train_seconds"] for run in runs])),
-        "peak memory": size(max(run["peak_rss_bytes"] for run in runs)),
-    }
-
-
-def _gap(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
-    """How far the personal models of runs are above those of others, seed by seed.
-
-    Runs of one seed have the same clients and splits, so differences vary less than
-    scores do.
-    """
-    name = f"personal_{runs[0]['metric']}"
-    theirs = {run["seed"]: run[name] for run in others}
-    gaps = [run[name] - theirs[run["seed"]] for run in runs if run["seed"] in theirs]
-    return mean_shown(gaps, runs[0]["is_share"])
-
-
 def rich_table(rows: Sequence[Mapping[str, str]]) -> Table:
     """Rows as a table for a terminal."""
     table = Table(box=box.SIMPLE, pad_edge=False)
@@ -173,13 +120,3 @@ def rich_table(rows: Sequence[Mapping[str, str]]) -> Table:
     for row in rows:
         table.add_row(*map(escape, row.values()))
     return table
-
-
-def markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows as a Markdown table."""
-    lines = [
-        list(rows[0]),
-        ["---"] * len(rows[0]),
-        *(list(row.values()) for row in rows),
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

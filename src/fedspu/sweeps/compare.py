@@ -18,7 +18,7 @@ from fedspu.settings import Settings
 from fedspu.settings_text import flatten, one_line
 from fedspu.sweeps.cells import Cell, Sweep, make_sweep
 from fedspu.sweeps.play import Planned, Played, check_same, play_missing, runs_at_once
-from fedspu.sweeps.progress import write_plan
+from fedspu.sweeps.progress import remove_plan_alone, write_plan
 from fedspu.sweeps.saved import COSTS, by_case, find, read_costs, title_of
 from fedspu.sweeps.step_costs import StepCosts
 from fedspu.sweeps.tuning import FOLDER, Pick, Search, describe, pick
@@ -165,9 +165,10 @@ def compare(
         cells = [replace(c, tuned=chosen[c.method, c.case]) for c in cells]
     runs = house.plan(cells)
     played = house.play(runs, "comparison")
-    house.measure(runs, played)
-    found = compare_saved([out], only={run.path.name for run in runs})
-    if found.cases:
+    found = Comparison((), [], [])
+    if played.summaries:
+        house.measure(runs, played)
+        found = compare_saved([out], only={run.path.name for run in runs})
         found.write(out)
     if played.failures:
         failures = {cell.name: why for cell, why in played.failures.items()}
@@ -276,7 +277,10 @@ class _House:
         given = {
             name: value for name, value in self.objects.items() if value is not None
         }
-        return play_missing(runs, given, number, self.watcher.begin, end)
+        try:
+            return play_missing(runs, given, number, self.watcher.begin, end)
+        finally:
+            remove_plan_alone(out)
 
     def tune(self, sweep: Sweep, search: Search) -> list[Pick]:
         """Play the search; the best choice of each method and case."""

@@ -62,8 +62,6 @@ class SweepDisplay:
                 transient=True,
             )
             self._live.start(refresh=True)
-        else:
-            self._say(headline(self._following.read(), self._what))
 
     def begin(self, run: Planned) -> None:
         """Nothing: the folder shows it."""

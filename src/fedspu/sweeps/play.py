@@ -16,7 +16,13 @@ from typing import Any
 from fedspu.engines.crew import portable
 from fedspu.engines.machine import find_device, num_cores
 from fedspu.engines.workers import can_fork
-from fedspu.errors import DamagedError, FedSPUError, StorageError
+from fedspu.errors import (
+    DamagedError,
+    DataError,
+    FedSPUError,
+    SettingsError,
+    StorageError,
+)
 from fedspu.federation.storage.own_files import is_free
 from fedspu.federation.storage.saved_index import check_is_run, saved_rounds
 from fedspu.federation.storage.saved_run import SavedRun, last_whole
@@ -81,9 +87,17 @@ def play_missing(
         try:
             played.summaries[run.cell] = _play(run, given, run.settings.workers)
         except FedSPUError as error:
-            why = played.failures[run.cell] = str(error)
+            why = _note_failure(run, error, played)
         on_end(run, why)
     return played
+
+
+def _note_failure(run: Planned, error: FedSPUError, played: Played) -> str:
+    """Why a run failed; wrong input that the first run meets is the others' too."""
+    if isinstance(error, SettingsError | DataError) and not played.summaries:
+        raise error
+    played.failures[run.cell] = str(error)
+    return str(error)
 
 
 def runs_at_once(missing: Sequence[Settings]) -> int:
@@ -192,8 +206,7 @@ def _take(pipe: Connection, run: Planned, played: Played) -> str | None:
     found = FedSPUError(DIED) if error is None else pickle.loads(error)
     if not isinstance(found, FedSPUError):
         raise found
-    played.failures[run.cell] = str(found)
-    return str(found)
+    return _note_failure(run, found, played)
 
 
 def _serve(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -85,6 +86,14 @@ def write_plan(
         write_whole(out / PLAN, content, durable=False)
     except OSError as error:
         raise StorageError(f"{out}: cannot write ({error})") from error
+
+
+def remove_plan_alone(out: Path) -> None:
+    """Leave no folder in which there is nothing but a plan."""
+    with suppress(OSError):
+        if [path.name for path in out.iterdir()] == [PLAN]:
+            (out / PLAN).unlink()
+            out.rmdir()
 
 
 def _planned_before(out: Path) -> list[PlannedRun]:

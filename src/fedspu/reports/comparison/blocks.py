@@ -189,14 +189,16 @@ def terminal(cases: Sequence[Case]) -> Group:
     for case in cases:
         parts.append(Text(heading(case), style="bold"))
         for block in blocks(case):
-            table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+            table = Table(
+                box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1)
+            )
             for i, title in enumerate(block.titles):
                 table.add_column(
                     escape(title), justify="right" if i else "left", overflow="fold"
                 )
             for row in block.rows:
                 table.add_row(*map(escape, row))
-            parts.append(table)
+            parts += [table, Text()]
     return Group(*parts, *(Text(note, style="dim") for note in notes(cases)))
 
 

@@ -1,0 +1,1 @@
+"""The paper's tables and its memory figure, ours beside the printed values."""

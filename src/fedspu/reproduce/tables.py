@@ -1,0 +1,195 @@
+"""The paper's tables from our runs: ours beside what is printed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, pstdev
+from typing import Any
+
+from fedspu.reproduce.printed import (
+    ALPHAS,
+    DATASETS,
+    METHODS,
+    NOTES,
+    TABLE_1,
+    TABLE_2,
+    TABLE_3_GB,
+    TABLE_3_HOURS,
+    TABLE_4,
+    WITH_STOPPING,
+    Dataset,
+)
+from fedspu.units import duration, paper_gb
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run of the paper's experiments."""
+
+    dataset: Dataset
+    method: str
+    alpha: float
+    seed: int
+    with_stopping: bool
+    rounds: int  # at most
+    summary: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Sent and received by all clients."""
+        return int(self.summary["bytes_down"] + self.summary["bytes_up"])
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table as text: its title, columns, rows and notes."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+NONE = "-"
+
+
+def accuracy_table(name: str, results: Sequence[Result], what_cut: str) -> PaperTable:
+    """Table 1, or 2 with early stopping: personal accuracy, mean over alphas."""
+    with_stopping = name == "table2"
+    printed = TABLE_2 if with_stopping else TABLE_1
+    rows = []
+    for dataset, title in DATASETS.items():
+        found = _of(results, dataset, with_stopping)
+        if not found:
+            continue
+        rows.append(
+            (title, "ours", *(_accuracy(_of_method(found, m)) for m in METHODS))
+        )
+        rows.append(
+            (
+                "",
+                "paper",
+                *(f"{v:g}±{spread:g}" for v, spread in printed[dataset].values()),
+            )
+        )
+    how = "with" if with_stopping else "without"
+    return PaperTable(
+        f"Table {name[-1]}: accuracy in %, {how} early stopping",
+        ("", "", *METHODS.values()),
+        tuple(rows),
+        (what_cut, *NOTES[name]),
+    )
+
+
+def _accuracy(results: Sequence[Result]) -> str:
+    """The mean over alphas of the mean over seeds, and the spread over alphas."""
+    if not results:
+        return NONE
+    means = by_alpha(results, lambda r: 100 * r.summary["personal_accuracy"])
+    spread = f"±{pstdev(means.values()):.1f}" if len(means) > 1 else ""
+    return f"{mean(means.values()):.1f}{spread}"
+
+
+def by_alpha(
+    results: Sequence[Result], value: Callable[[Result], float]
+) -> dict[float, float]:
+    """Alpha -> the mean over its runs."""
+    found: dict[float, list[float]] = {}
+    for result in results:
+        found.setdefault(result.alpha, []).append(value(result))
+    return {alpha: mean(values) for alpha, values in sorted(found.items())}
+
+
+def cost_table(results: Sequence[Result], what_cut: str) -> PaperTable:
+    """Table 3: time of local training and transmitted size; mean over alphas."""
+    names = [*METHODS, WITH_STOPPING]
+    rows = []
+    for dataset, title in DATASETS.items():
+        plain, stopping = (_of(results, dataset, es) for es in (False, True))
+        if not plain:
+            continue
+        groups = {m: _of_method(plain, m) for m in METHODS}
+        groups[WITH_STOPPING] = _of_method(stopping, "fedspu")
+        seconds = {
+            m: _mean(group, lambda r: r.summary["train_cpu_seconds"])
+            for m, group in groups.items()
+        }
+        sizes = {m: _mean(group, lambda r: r.num_bytes) for m, group in groups.items()}
+        rivals = [s for m, s in seconds.items() if s and m != WITH_STOPPING]
+        fastest = min(rivals, default=1.0)
+        hours, paper_sizes = TABLE_3_HOURS[dataset], TABLE_3_GB[dataset]
+        theirs = min(hours[m] for m in METHODS)
+        shown: dict[str, list[str]] = {
+            "CPU time, ours": [_shown(seconds[m], duration) for m in names],
+            "hours, paper": [f"{hours[m]:g}" for m in names],
+            "/ fastest, ours": [
+                NONE if s is None else f"{s / fastest:.2f}" for s in seconds.values()
+            ],
+            "/ fastest, paper": [f"{hours[m] / theirs:.2f}" for m in names],
+            "GB sent, ours": [
+                _shown(sizes[m], lambda n: f"{n / 1e9:.3f}") for m in names
+            ],
+            "its unit, ours": [_shown(sizes[m], paper_gb) for m in names],
+            "its unit, paper": [f"{paper_sizes[m]:g}" for m in names],
+        }
+        rows += [
+            (title if i == 0 else "", what, *cells)
+            for i, (what, cells) in enumerate(shown.items())
+        ]
+    return PaperTable(
+        "Table 3: time of local training, and what is transmitted",
+        ("", "", *METHODS.values(), "FedSPU+ES"),
+        tuple(rows),
+        (
+            what_cut,
+            "CPU time is that of all clients' turns on this machine; ratios are to the "
+            "fastest method without early stopping.",
+            *NOTES["table3"],
+        ),
+    )
+
+
+def rounds_table(results: Sequence[Result], what_cut: str) -> PaperTable:
+    """Table 4: rounds that FedSPU plays with early stopping."""
+    rows = []
+    for dataset, title in DATASETS.items():
+        found = _of_method(_of(results, dataset, with_stopping=True), "fedspu")
+        rounds = by_alpha(found, lambda r: r.summary["rounds_played"])
+        for alpha in ALPHAS:
+            if alpha not in rounds:
+                continue
+            at_most = max(r.rounds for r in found)
+            rows.append(
+                (
+                    f"{title} (alpha = {alpha:g})",
+                    f"{rounds[alpha]:.0f} of {at_most}",
+                    f"{TABLE_4[dataset][alpha]} of 500",
+                    f"{100 * (1 - rounds[alpha] / at_most):.0f} %",
+                    f"{100 * (1 - TABLE_4[dataset][alpha] / 500):.0f} %",
+                )
+            )
+    return PaperTable(
+        "Table 4: rounds of FedSPU with early stopping",
+        ("", "rounds, ours", "rounds, paper", "saved, ours", "saved, paper"),
+        tuple(rows),
+        (what_cut, *NOTES["table4"]),
+    )
+
+
+def _of(
+    results: Iterable[Result], dataset: Dataset, with_stopping: bool
+) -> list[Result]:
+    return [
+        r for r in results if (r.dataset, r.with_stopping) == (dataset, with_stopping)
+    ]
+
+
+def _of_method(results: Iterable[Result], method: str) -> list[Result]:
+    return [r for r in results if r.method == method]
+
+
+def _mean(results: Sequence[Result], value: Callable[[Result], float]) -> float | None:
+    return mean(by_alpha(results, value).values()) if results else None
+
+
+def _shown(value: float | None, show: Callable[[float], str]) -> str:
+    return NONE if value is None else show(value)

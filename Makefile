@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # time: one of them is mostly waiting for other processes (tests/conftest.py).
 export OMP_NUM_THREADS := 1
 
-.PHONY: help run test coverage lint format clean
+.PHONY: help run test whole coverage lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -22,11 +22,14 @@ help:  ## show this list
 run: $(VENV)/.run  ## FedSPU beside local training on real digits; again: the result
 	$(BIN)/fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
-test: $(VENV)/.dev  ## all tests
+test: $(VENV)/.dev  ## all tests; of large grids of parameters a sample
 	$(BIN)/pytest -n 3 --dist worksteal
 
+whole: $(VENV)/.dev  ## all tests, with every point of large grids
+	$(BIN)/pytest -n 3 --dist worksteal --whole
+
 coverage: $(VENV)/.dev  ## all tests, and which lines and branches they reach
-	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term
+	$(BIN)/pytest -n 3 --dist worksteal --whole --cov --cov-report=term
 
 lint: $(VENV)/.dev  ## format, lint, types and the direction of imports; changes nothing
 	$(BIN)/ruff format --check

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedspu.sweeps.step_costs import StepCosts
 from tests.cli.commands import (
     Command,
     interrupt_at_turn,
@@ -16,6 +17,12 @@ COMPARE = (
     *("compare", "small.toml", "--seeds", "0,1", "--parallel", "1", "--out", "both"),
 )
 CELLS = [f"{m}-alpha-1-seed-{s}" for m in ("fedspu", "local") for s in (0, 1)]
+
+
+@pytest.fixture(autouse=True)
+def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring steps takes seconds; tests/sweeps/test_step_costs.py does it."""
+    monkeypatch.setattr(StepCosts, "_measured", lambda self, plan, active: 1000)
 
 
 @pytest.mark.usefixtures("nets")

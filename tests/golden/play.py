@@ -69,6 +69,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+TWO_WORKERS = ("fedspu", "hermes", "feddrop", "ditto", "apfl")
+"""Methods that are also played by two workers; engines have tests of their own."""
+
+
 class WideNet(MLP):
     """More than 128 neurons, so that a random choice travels as its key."""
 
@@ -88,6 +92,9 @@ class DoubleNet(DigitsNet):
         return super().forward(x.double())
 
 
+_TWO = (("two workers", DigitsNet, {"workers": 2}),)
+
+
 def bits() -> dict[str, str]:
     """A hash of records and models for every method, by its label and circumstance."""
     early = {"early_stopping.on": True, "train.momentum": 0.5}
@@ -96,7 +103,7 @@ def bits() -> dict[str, str]:
         for label in METHODS
         for when, model, given in (
             ("one worker", DigitsNet, {"workers": 1}),
-            ("two workers", DigitsNet, {"workers": 2}),
+            *(_TWO if label in TWO_WORKERS else ()),
             ("wide, early stopping", WideNet, {"workers": 1, **early}),
         )
     }

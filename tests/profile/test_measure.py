@@ -130,6 +130,24 @@ def test_without_patience_few_repetitions_are_made(patience: float, taken: int) 
 SHARES = [0.2, 0.4, 0.6, 0.8, 1.0]
 
 
+def never(p: float) -> bool:
+    return False
+
+
+def test_if_the_smallest_share_costs_far_too_much_no_other_is_tried() -> None:
+    tried: list[float] = []
+
+    def is_hopeless(p: float) -> bool:
+        tried.append(p)
+        return True
+
+    def fits(p: float) -> bool:
+        raise AssertionError
+
+    assert largest_share(fits, SHARES, (5, 1), is_hopeless) is None
+    assert tried == [0.01]
+
+
 @pytest.mark.parametrize(
     ("limit", "wanted"),
     [(0.57, 0.57), (0.6, 0.6), (1.0, 1.0), (0.995, 0.99), (0.013, 0.01), (0.2, 0.2)],
@@ -141,21 +159,24 @@ def test_the_largest_share_is_found_to_a_hundredth(limit: float, wanted: float) 
         tried.append(p)
         return p <= limit
 
-    assert largest_share(fits, SHARES, (5, 1)) == wanted
+    assert largest_share(fits, SHARES, (5, 1), never) == wanted
     assert len(tried) == len(set(tried)) <= len(SHARES) + 3 + 4
 
 
 def test_no_share_fits() -> None:
-    assert largest_share(lambda p: False, SHARES, (5, 1)) is None
+    assert largest_share(lambda p: False, SHARES, (5, 1), never) is None
 
 
 def test_a_larger_share_may_fit_though_a_smaller_does_not() -> None:
-    assert largest_share(lambda p: p < 0.3 or p == 1, SHARES, (5, 1)) == 1.0
-    assert largest_share(lambda p: p < 0.3 or 0.6 <= p < 0.64, SHARES, (5, 1)) == 0.63
+    assert largest_share(lambda p: p < 0.3 or p == 1, SHARES, (5, 1), never) == 1.0
+    assert (
+        largest_share(lambda p: p < 0.3 or 0.6 <= p < 0.64, SHARES, (5, 1), never)
+        == 0.63
+    )
 
 
 def test_shares_above_the_ones_given_are_tried_too() -> None:
-    assert largest_share(lambda p: p <= 0.93, [0.5], (5, 1)) == 0.93
+    assert largest_share(lambda p: p <= 0.93, [0.5], (5, 1), never) == 0.93
 
 
 def peak(p: float) -> int:

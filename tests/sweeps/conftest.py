@@ -6,7 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedspu.sweeps.step_costs import StepCosts
 from tests.oracles.federation import examples, named
+
+
+@pytest.fixture(autouse=True)
+def quick_steps(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Steps are measured only where a test is about that: it takes seconds."""
+    if request.module.__name__.endswith("test_step_costs"):
+        return
+    monkeypatch.setattr(StepCosts, "_measured", lambda self, plan, active: 1000)
 
 
 @pytest.fixture

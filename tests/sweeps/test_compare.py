@@ -13,7 +13,13 @@ import tomli_w
 
 import fedspu
 from fedspu import Comparison
-from fedspu.errors import DataError, FedSPUError, SettingsError, StorageError
+from fedspu.errors import (
+    DataError,
+    FedSPUError,
+    SettingsError,
+    StorageError,
+    TrainingError,
+)
 from fedspu.settings import Settings
 from fedspu.sweeps import compare as comparing
 from fedspu.sweeps import play
@@ -410,9 +416,12 @@ def test_wrong_input_that_the_first_run_meets_ends_all(
 
 
 def test_if_every_run_fails_nothing_is_left(
-    tmp_path: Path, given: dict[str, Any]
+    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    methods = ["local@train.lr=1e38"]
+    def failing(settings: Settings, **more: Any) -> Any:
+        raise TrainingError("it overflowed")
+
+    monkeypatch.setattr(play, "simulate", failing)
     with pytest.raises(FedSPUError, match=r"2 of 2 runs failed; .*; so did 1 more"):
-        compare(given, methods, [1.0], [0, 1], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        compare(given, ["local"], [1.0], [0, 1], tmp_path / "some/where/out")
+    assert not (tmp_path / "some").exists()

@@ -13,7 +13,7 @@ from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Neurons
 from fedspu.partial.context import partial_training
-from fedspu.profile.measure import largest_share
+from fedspu.profile.measure import FAR, largest_share
 from fedspu.profile.peak_memory import step_bytes
 from fedspu.random_streams import stream
 from fedspu.settings import TrainSettings
@@ -53,12 +53,12 @@ class TurnCosts:
     num_bytes: int
     seconds: float
 
-    def limited_by(self, limits: Limits) -> tuple[str, ...]:
-        """Which limits it does not keep."""
+    def limited_by(self, limits: Limits, times: float = 1) -> tuple[str, ...]:
+        """Which limits it does not keep, even if they were so many times as high."""
         found = []
-        if limits.num_bytes is not None and self.num_bytes > limits.num_bytes:
+        if limits.num_bytes is not None and self.num_bytes > times * limits.num_bytes:
             found.append("memory")
-        if limits.seconds is not None and self.seconds > limits.seconds:
+        if limits.seconds is not None and self.seconds > times * limits.seconds:
             found.append("time")
         return tuple(found)
 
@@ -111,9 +111,15 @@ def propose(
             measure([p])
         return not rows[p].limited_by(limits)
 
+    def is_hopeless(p: float) -> bool:
+        if p not in rows:
+            measure([p])
+        return bool(rows[p].limited_by(limits, FAR))
+
     with undisturbed():
         measure(shares or SHARES)
-        found = largest_share(fits, shares or SHARES, () if shares else (STEP,))
+        steps = () if shares else (STEP,)
+        found = largest_share(fits, shares or SHARES, steps, is_hopeless)
     listed = tuple(rows[p] for p in sorted(rows))
     return Proposal(found, listed, device.num_steps, len(x))
 

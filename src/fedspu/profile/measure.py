@@ -34,6 +34,10 @@ FEWEST = 3
 """At least this many repetitions are made, even if the patience has run out."""
 
 
+FAR = 2.0
+"""What costs so many times as much as it may will not fit at any other p either."""
+
+
 @dataclass(frozen=True)
 class StepSetting:
     """How much of a model trains, and how."""
@@ -293,15 +297,22 @@ class Stopwatch:
 
 
 def largest_share(
-    fits: Callable[[float], bool], shares: Iterable[float], steps: Iterable[int]
+    fits: Callable[[float], bool],
+    shares: Iterable[float],
+    steps: Iterable[int],
+    is_hopeless: Callable[[float], bool],
 ) -> float | None:
     """The largest p that fits: among ``shares`` first, then above it on finer grids.
 
     ``steps`` are the steps of these grids, in hundredths. Costs need not rise with p,
-    so every grid is tried from the top down.
+    so every grid is tried from the top down. But if even the smallest p of all costs
+    far too much (``is_hopeless``), no other is tried.
     """
     low, high = 0.0, 1.01
-    for grid in (shares, *([k / 100 for k in range(n, 101, n)] for n in steps)):
+    grids = [list(shares), *([k / 100 for k in range(n, 101, n)] for n in steps)]
+    if is_hopeless(min(p for grid in grids for p in grid)):
+        return None
+    for grid in grids:
         for p in sorted((p for p in grid if low < p < high), reverse=True):
             if fits(p):
                 low = p
@@ -322,15 +333,18 @@ def choose(
     """
     tried = []
 
-    def fits(p: float) -> bool:
+    def within(p: float, times: float) -> bool:
         tried.append(p)
-        if budget.num_bytes is not None and peak(p) > budget.num_bytes:
+        if budget.num_bytes is not None and peak(p) > times * budget.num_bytes:
             return False
-        return budget.seconds is None or seconds(p) <= budget.seconds
+        return budget.seconds is None or seconds(p) <= times * budget.seconds
+
+    def fits(p: float) -> bool:
+        return within(p, 1)
 
     # Times are too noisy for steps of a hundredth.
     steps = (5, 1) if budget.seconds is None else (5,)
-    found = largest_share(fits, shares, steps)
+    found = largest_share(fits, shares, steps, lambda p: not within(p, FAR))
     return (min(tried), False) if found is None else (found, True)
 
 

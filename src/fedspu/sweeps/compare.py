@@ -265,6 +265,7 @@ class _House:
         number = self.parallel or runs_at_once([run.settings for run in runs])
         out = self.out if what == "comparison" else self.out / what
         failed: dict[str, str] = {}
+        made = [path for path in (out, *out.absolute().parents) if not path.exists()]
         write_plan(out, runs, number, failed)
         self.watcher.plan(out, runs, what)
 
@@ -280,7 +281,7 @@ class _House:
         try:
             return play_missing(runs, given, number, self.watcher.begin, end)
         finally:
-            remove_plan_alone(out)
+            remove_plan_alone(out, made)
 
     def tune(self, sweep: Sweep, search: Search) -> list[Pick]:
         """Play the search; the best choice of each method and case."""

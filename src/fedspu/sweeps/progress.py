@@ -88,12 +88,13 @@ def write_plan(
         raise StorageError(f"{out}: cannot write ({error})") from error
 
 
-def remove_plan_alone(out: Path) -> None:
-    """Leave no folder in which there is nothing but a plan."""
+def remove_plan_alone(out: Path, made: Sequence[Path]) -> None:
+    """Leave no folder in which there is nothing but a plan, nor those made for it."""
     with suppress(OSError):
         if [path.name for path in out.iterdir()] == [PLAN]:
             (out / PLAN).unlink()
-            out.rmdir()
+            for folder in made:
+                folder.rmdir()
 
 
 def _planned_before(out: Path) -> list[PlannedRun]:

@@ -59,11 +59,11 @@ def kills(work: Path, expected: Content, workers: int) -> Iterator[Trial]:
 def kills_of_compare(work: Path, expected: Content) -> Iterator[Trial]:
     """The same for two runs of a comparison."""
     compare_two(work / "compared")
-    wanted = _compared(work / "compared")
+    wanted = folder_content(work / "compared")
 
     def again(path: Path) -> None:
         compare_two(path)
-        assert _compared(path) == wanted
+        assert folder_content(path) == wanted
 
     for number in range(170):
         path = work / f"compare-{number}"
@@ -207,11 +207,6 @@ def _image(work: Path, rng: random.Random, expected: Content) -> None:
 def _count(work: Path) -> int:
     shutil.rmtree(work / "counted", ignore_errors=True)
     return len(recorded(work, lambda _: play(work / "counted")))
-
-
-def _compared(path: Path) -> Content:
-    tables = ("comparison.md", "comparison.json")  # times are in them
-    return {n: c for n, c in folder_content(path).items() if n not in tables}
 
 
 KINDS: dict[str, Callable[[Path, Content], Iterator[Trial]]] = {

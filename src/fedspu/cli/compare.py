@@ -101,8 +101,7 @@ def compare(
     from fedspu.resolve import resolve
 
     # Wrong settings are refused before PyTorch is imported.
-    listed = {n: v for n, v in sweep["vary"].items() if isinstance(v, list) and v}
-    resolve({**given, **{name: values[0] for name, values in listed.items()}})
+    resolve({**given, **{name: values[0] for name, values in sweep["vary"].items()}})
 
     from fedspu.sweeps.compare import compare as play
     from fedspu.sweeps.display import SweepDisplay
@@ -159,7 +158,7 @@ def _sweep(
     tune: list[str] | None,
 ) -> dict[str, Any]:
     """What to compare: the file's [sweep], overridden by the flags."""
-    from fedspu.sweeps.cells import parse_axis, parse_methods
+    from fedspu.sweeps.cells import make_sweep, parse_axis, parse_methods
 
     found: dict[str, Any] = {"vary": {}, "tune": {}}
     for name, values in table.items():
@@ -177,4 +176,5 @@ def _sweep(
         found["vary"]["data.alpha"] = numbers(alphas, "--alphas")
     found["vary"] |= dict(parse_axis(text, "--vary") for text in vary or [])
     found["tune"] |= dict(parse_axis(text, "--tune") for text in tune or [])
+    make_sweep(found.get("methods", ["fedspu"]), found.get("seeds", [0]), found["vary"])
     return found

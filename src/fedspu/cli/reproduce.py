@@ -128,6 +128,7 @@ def _played(
     from fedspu.reproduce import report
     from fedspu.reproduce import tables as tb
 
+    ex.check_budget(budget)
     given = {name: ex.settings_of(name, sources.get(name)) for name in chosen}
     if data_dir is not None:
         for settings in given.values():

@@ -116,6 +116,12 @@ def available(
     return found, missing
 
 
+def check_budget(budget: str) -> None:
+    """Refuse a budget that does not exist."""
+    if budget not in BUDGETS:
+        raise SettingsError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
+
+
 def extent_for(
     budget: str,
     planned: Sequence[Series],
@@ -123,8 +129,6 @@ def extent_for(
     out: Path,
 ) -> Extent:
     """How much can be played within a budget; the same again for the same folder."""
-    if budget not in BUDGETS:
-        raise SettingsError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
     seconds = BUDGETS[budget]
     if seconds is None:
         return Extent(budget, ROUNDS, ALPHAS, (0, 1, 2))

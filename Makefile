@@ -56,5 +56,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
-	$(BIN)/pip install -c constraints.txt -e ".[dev,plots,audio,images,hf,privacy,flower,ray,onnx]"
+	$(BIN)/pip install --no-compile -c constraints.txt -e ".[dev,plots,audio,images,hf,privacy,flower,ray,onnx]"
 	@touch $(VENV)/.run $@

@@ -108,7 +108,7 @@ def prepared(folder: Path, size: str, number: int, rounds: int) -> Prepared:
             "rounds": rounds,
             "clients.number": number,
             "clients.per_round": min(number, 10),
-            # Not 1: there w0 and the first values are equal, and Flower sends them once.
+            # Not 1: w0 and the first values would be equal, and then sent once.
             "clients.capacities": (0.5, 0.9),
             "train.epochs": 1,
             "train.batch_size": 10,

@@ -14,14 +14,16 @@ from hypothesis import HealthCheck, settings
 
 from fedspu.conformance.nets import MODELS
 
-# Named in pyproject.toml. A busy machine is no failure: no deadline, no check of speed.
-settings.register_profile(
-    "ci",
-    derandomize=True,
-    deadline=None,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+# "ci" is named in pyproject.toml; --whole takes more examples. A busy machine is no
+# failure: no deadline, no check of speed.
+for name, number in {"ci": 15, "whole": 30}.items():
+    settings.register_profile(
+        name,
+        derandomize=True,
+        deadline=None,
+        max_examples=number,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 
 torch.set_num_threads(1)
 
@@ -45,6 +47,12 @@ ONE_IN = 4
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let ``--whole`` run every point of large grids."""
     parser.addoption("--whole", action="store_true", help="sample no large grid")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take more examples if all is wanted."""
+    if config.getoption("--whole"):
+        settings.load_profile("whole")
 
 
 def pytest_collection_modifyitems(

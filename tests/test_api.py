@@ -1,5 +1,6 @@
 """The public surface of DESIGN.md, as it is written there."""
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,9 @@ def test_settings_alone_name_a_whole_run() -> None:
     settings = {"rounds": 1, "clients.per_round": 1, "train.epochs": 1}
     run = fedspu.simulate(settings)
     assert run.summary["dataset"] == "digits"
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    """Whoever imports such a module would hide the function."""
+    modules = {found.name for found in pkgutil.iter_modules(fedspu.__path__)}
+    assert not modules & set(fedspu.__all__)

@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from fedspu.errors import FedSPUError
     from fedspu.exports.as_safetensors import load_exported
     from fedspu.exports.saved_client import export
-    from fedspu.load_run import RunRecords, load_run
     from fedspu.neurons.average import Update, average
     from fedspu.neurons.blocks import extract, load_state, merge, state_of
     from fedspu.neurons.choose import choose_ordered, choose_random, choose_top
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fedspu.partial.context import partial_training
     from fedspu.random_streams import stream
+    from fedspu.run_records import RunRecords, load_run
     from fedspu.runs import Run, load_personal, resume, simulate
     from fedspu.settings import Settings
     from fedspu.sweeps.compare import Comparison, compare
@@ -33,7 +33,6 @@ _HOMES = {
     "errors": ("FedSPUError",),
     "exports.as_safetensors": ("load_exported",),
     "exports.saved_client": ("export",),
-    "load_run": ("RunRecords", "load_run"),
     "neurons.average": ("Update", "average"),
     "neurons.blocks": ("extract", "load_state", "merge", "state_of"),
     "neurons.choose": ("choose_ordered", "choose_random", "choose_top"),
@@ -45,6 +44,7 @@ _HOMES = {
     ),
     "partial.context": ("partial_training",),
     "random_streams": ("stream",),
+    "run_records": ("RunRecords", "load_run"),
     "runs": ("Run", "load_personal", "resume", "simulate"),
     "settings": ("Settings",),
     "sweeps.compare": ("Comparison", "compare"),

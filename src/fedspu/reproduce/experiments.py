@@ -10,10 +10,10 @@ from typing import Any
 from fedspu.engines.machine import num_cores
 from fedspu.errors import DataError, SettingsError, StorageError
 from fedspu.files import read_file, write_whole
-from fedspu.load_run import load_run
 from fedspu.prepare import choose, dataset_for
 from fedspu.reproduce.printed import ALPHAS, DATASETS, METHODS, Dataset
 from fedspu.reproduce.tables import Result
+from fedspu.run_records import load_run
 from fedspu.runs import simulate
 from fedspu.sweeps.compare import Watcher, compare
 from fedspu.sweeps.progress import read_plan

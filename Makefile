@@ -22,7 +22,7 @@ help:  ## show this list
 run: $(VENV)/.run  ## FedSPU beside local training on real digits; again: the result
 	$(BIN)/fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
-test: $(VENV)/.dev  ## all tests; of large grids of parameters a sample
+test: $(VENV)/.dev  ## all tests; of three large grids a sample
 	$(BIN)/pytest -n 3 --dist worksteal
 
 whole: $(VENV)/.dev  ## all tests, with every point of large grids

@@ -62,6 +62,7 @@ def collect(folder: Path) -> None:
             found["summary"] = {key: summary[key] for key in KEPT if key in summary}
             listed.append(found)
         text = ",\n".join(json.dumps(one) for one in listed)
+        RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(f"[\n{text}\n]\n", encoding="utf-8")
 
 

@@ -40,7 +40,10 @@ class RunRecords:
 
 def load_run(path: Path | str) -> RunRecords:
     """The records of a saved run; no code that it names is imported."""
-    return last_whole(Path(path), _records)
+    try:
+        return last_whole(Path(path), _records)
+    except (KeyError, TypeError) as error:  # only a forger's records
+        raise StorageError(f"{path}: its records are damaged ({error!r})") from None
 
 
 def _records(saved: SavedRun) -> RunRecords:

@@ -146,7 +146,7 @@ def test_a_loss_or_score_that_is_not_finite_is_refused(value: float) -> None:
         found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, loss, score, 0.5))
         assert found == f"its accuracy is {score}, loss {loss}"
     found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, 0.75, value))
-    assert found == f"its accuracy is {value}, loss 0.5"
+    assert found == f"its accuracy on validation examples is {value}, loss 0.5"
 
 
 def test_without_early_stopping_nobody_validates_or_stops() -> None:
@@ -166,9 +166,10 @@ def test_with_early_stopping_everybody_validates() -> None:
 @pytest.mark.parametrize("value", [-0.01, 1.01, 1e300])
 def test_an_accuracy_is_a_share(value: float) -> None:
     plan, *_ = turn()
-    for scores in ((value, 0.5), (0.5, value)):  # to test, and to validate
-        found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, *scores))
-        assert found == f"its accuracy is {value}; expected 0 to 1"
+    found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, value, 0.5))
+    assert found == f"its accuracy is {value}; expected 0 to 1"
+    found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, 0.5, value))
+    assert found == f"its accuracy on validation examples is {value}; expected 0 to 1"
     for sound in (0.0, 1.0, 1.0 + 1e-12):
         for scores in ((sound, 0.5), (0.5, sound)):
             reply = JudgeReply(5, 2, 1, 0.5, *scores)
@@ -185,7 +186,7 @@ def test_a_metric_that_is_no_share_may_be_any_finite_number(value: float) -> Non
         assert read_reply(plan, JUDGE, pack_reply(plan, JUDGE, reply)) == reply
     for bad in NOT_FINITE:
         found = why_not(plan, JUDGE, JudgeReply(5, 2, 1, 0.5, value, bad))
-        assert found == f"its margin is {bad}, loss 0.5"
+        assert found == f"its margin on validation examples is {bad}, loss 0.5"
 
 
 # Neurons and values -------------------------------------------------------------------

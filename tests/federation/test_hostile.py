@@ -115,7 +115,7 @@ ODD: dict[str, Change] = {
     "nothing": packed(lambda up: Packet(b"")),
     "a model besides": packed(lambda up: replace(up, initial=b"\0")),
     "far too long": packed(lambda up: replace(up, values=bytes(10**7))),
-    "no time at all": packed(lambda up: replace(up, took=Seconds(float("nan")))),
+    "no time at all": packed(lambda up: replace(up, took=Seconds(float("nan"), 0.0))),
     "no cpu time": packed(lambda up: replace(up, took=Seconds(1.0, float("nan")))),
 }
 

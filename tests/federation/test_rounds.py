@@ -369,7 +369,10 @@ class Answering:
         (None, "it is not there"),
         (JudgeReply(0, 2, 1, 0.5, 0.5, 0.5), "it belongs to client 2 in round 0"),
         (JudgeReply(0, 3, 1, float("nan"), 0.5, 1.0), "its accuracy is 0.5, loss nan"),
-        (JudgeReply(0, 3, 1, 0.5, 0.5, float("nan")), "its accuracy is nan, loss 0.5"),
+        (
+            JudgeReply(0, 3, 1, 0.5, 0.5, float("nan")),
+            "its accuracy on validation examples is nan, loss 0.5",
+        ),
         (empty_reply(0, 3), "it is a TrainReply"),
     ],
 )

@@ -55,7 +55,7 @@ def compare(
     )
 
 
-class Begun:
+class Begun(comparing.Watcher):
     """Notes which runs are planned and begun."""
 
     def __init__(self) -> None:
@@ -67,9 +67,6 @@ class Begun:
 
     def begin(self, run: Planned) -> None:
         self.begun.append(run.cell)
-
-    def end(self, run: Planned, why: str | None) -> None:
-        pass
 
 
 def test_every_cell_is_played_and_has_a_folder(

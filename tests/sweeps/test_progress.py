@@ -7,6 +7,7 @@ import pytest
 
 import fedspu
 from fedspu.errors import StorageError
+from fedspu.sweeps.compare import Watcher
 from fedspu.sweeps.display import headline, picture
 from fedspu.sweeps.progress import (
     Following,
@@ -76,7 +77,7 @@ def test_a_folder_is_followed_while_it_is_played(
     out = tmp_path / "out"
     seen: list[list[tuple[State, int]]] = []
 
-    class Watcher:
+    class Looking(Watcher):
         def plan(self, where: Path, runs: Any, what: str) -> None:
             self.following = Following(where)
 
@@ -91,7 +92,7 @@ def test_a_folder_is_followed_while_it_is_played(
             seen.append([(run.state, run.round) for run in runs])
 
     fedspu.compare(
-        ["local"], given, out=out, seeds=[0, 1], parallel=1, watcher=Watcher()
+        ["local"], given, out=out, seeds=[0, 1], parallel=1, watcher=Looking()
     )
     assert seen == [
         [("waiting", 0), ("waiting", 0)],
@@ -115,7 +116,11 @@ def test_an_interrupted_run_is_told_from_one_that_is_played(
     assert Following(out).read().runs[0].state == "interrupted"
 
 
-@pytest.mark.parametrize("content", [None, "", "{", '{"runs": 3}'])
+FORGED = """{"parallel": 1, "runs": [{"name": "../elsewhere", "method": "m", "case": {},
+"seed": 0, "tuned": {}, "kind": "k", "rounds": 1, "may_end_early": false}]}"""
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"runs": 3}', FORGED])
 def test_a_folder_that_is_no_comparison_is_refused(
     tmp_path: Path, content: str | None
 ) -> None:

@@ -119,11 +119,12 @@ def _check_count(plan: Plan, num_examples: int) -> None:
 
 def _check_score(plan: Plan, reply: JudgeReply) -> None:
     metric = plan.task.metric
-    for value in (reply.value, reply.val_value):
+    parts = {"": reply.value, " on validation examples": reply.val_value}
+    for part, value in parts.items():
         if not (isfinite(reply.loss) and isfinite(value)):
-            raise ModelError(f"its {metric.title} is {value}, loss {reply.loss}")
+            raise ModelError(f"its {metric.title}{part} is {value}, loss {reply.loss}")
         if metric.is_share and not -ROUNDING <= value <= 1 + ROUNDING:
-            raise ModelError(f"its {metric.title} is {value}; expected 0 to 1")
+            raise ModelError(f"its {metric.title}{part} is {value}; expected 0 to 1")
 
 
 def _check_losses(plan: Plan, reply: TrainReply) -> None:

@@ -1,13 +1,13 @@
 """Everything that server and clients send each other, as bytes.
 
-A request asks a client to train, or to judge a model on its own test examples. A
-message is a header, positions and values. Values are the blocks of the payload one
-after the other, in the order of the neuron table, which both sides have; positions say
-which neurons are active: as a bitmap, or as the random stream they were drawn from,
-whichever is shorter. Nothing else is sent, and the bytes counted are the bytes sent.
-``wire.values`` may round values for the journey, in both directions and here alone, so
-every engine rounds alike; w0 and a state for all clients are always exact. Messages
-are written and read here; ``checks.py`` says which may be used.
+A request asks a client to train, or to judge a model on its own test and validation
+examples. A message is a header, positions and values. Values are the blocks of the
+payload one after the other, in the order of the neuron table, which both sides have;
+positions say which neurons are active: as a bitmap, or as the random stream they were
+drawn from, whichever is shorter. Nothing else is sent, and the bytes counted are the
+bytes sent. ``wire.values`` may round values for the journey, in both directions and
+here alone, so every engine rounds alike; w0 and a state for all clients are always
+exact. Messages are written and read here; ``checks.py`` says which may be used.
 """
 
 import struct
@@ -98,11 +98,11 @@ Reply = TrainReply | JudgeReply
 class Seconds(NamedTuple):
     """How long a client's work took: by the clock, and in time of its processors."""
 
-    wall: float = 0.0
-    cpu: float = 0.0
+    wall: float
+    cpu: float
 
 
-NO_TIME = Seconds()
+NO_TIME = Seconds(0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import Build
@@ -93,8 +93,8 @@ class Comparison:
             raise StorageError(f"{out}: cannot write ({error})") from error
 
 
-class Watcher(Protocol):
-    """Follows a comparison while it is played."""
+class Watcher:
+    """Follows a comparison while it is played; by itself it does nothing."""
 
     def plan(self, out: Path, runs: Sequence[Planned], what: str) -> None:
         """These runs are going to be played: ``what`` is comparison or tuning."""
@@ -104,19 +104,6 @@ class Watcher(Protocol):
 
     def end(self, run: Planned, why: str | None) -> None:
         """A run has ended; ``why`` it failed, if it did."""
-
-
-class Nobody:
-    """Watches nothing."""
-
-    def plan(self, out: Path, runs: Sequence[Planned], what: str) -> None:
-        """Nothing."""
-
-    def begin(self, run: Planned) -> None:
-        """Nothing."""
-
-    def end(self, run: Planned, why: str | None) -> None:
-        """Nothing."""
 
 
 def compare(
@@ -148,7 +135,7 @@ def compare(
         {"model": model, "data": data, "task": task},
         out,
         parallel,
-        watcher or Nobody(),
+        watcher or Watcher(),
     )
     axes = dict(vary or {})
     if not {"data.alpha", "data.partition"} & axes.keys():
@@ -158,12 +145,11 @@ def compare(
     if tune:
         search = Search({n: tuple(v) for n, v in tune.items()}, _rounds(tune_rounds))
     cells = list(sweep.cells())
-    house.plan(cells)  # all are checked before the first is played
+    runs = house.plan(cells)  # all are checked before the first is played
     if search is not None:
         picks = house.tune(sweep, search)
         chosen = {(p.method, p.case): p.chosen for p in picks}
-        cells = [replace(c, tuned=chosen[c.method, c.case]) for c in cells]
-    runs = house.plan(cells)
+        runs = house.plan([replace(c, tuned=chosen[c.method, c.case]) for c in cells])
     played = house.play(runs, "comparison")
     found = Comparison((), [], [])
     if played.summaries:

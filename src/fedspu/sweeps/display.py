@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedspu.errors import StorageError
+from fedspu.sweeps.compare import Watcher
 from fedspu.sweeps.play import Planned
 from fedspu.sweeps.progress import Following, Progress, RunProgress
 from fedspu.units import duration
@@ -21,7 +22,7 @@ REFRESH = 1.0
 """Seconds between two looks at the folder."""
 
 
-class SweepDisplay:
+class SweepDisplay(Watcher):
     """Shows a comparison: live on a terminal, else a line for each run that ends."""
 
     def __init__(self, is_quiet: bool = False) -> None:
@@ -62,9 +63,6 @@ class SweepDisplay:
                 transient=True,
             )
             self._live.start(refresh=True)
-
-    def begin(self, run: Planned) -> None:
-        """Nothing: the folder shows it."""
 
     def end(self, run: Planned, why: str | None) -> None:
         """Say that a run has ended, where nothing is shown live."""

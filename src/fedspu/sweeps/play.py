@@ -163,8 +163,7 @@ def _play_at_once(
                 on_begin(run)
                 pipe, process = _start(run, given, workers)
                 running[pipe] = run, process
-            for ready in wait(list(running), 0.5):
-                pipe = next(pipe for pipe in running if pipe is ready)
+            for pipe in [pipe for pipe in wait(list(running), 0.5) if pipe in running]:
                 run, process = running.pop(pipe)
                 why = _take(pipe, run, played)
                 process.join()

@@ -6,19 +6,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedspu.errors import StorageError
 from fedspu.federation.storage.own_files import LOCK
 from fedspu.federation.storage.saved_index import SUMMARY
 from fedspu.files import is_locked, read_file, write_whole
+from fedspu.ordinary_files import open_ordinary
 from fedspu.sweeps.cells import Cell, frozen
 from fedspu.sweeps.play import Planned
 
 PLAN = "sweep.json"
 LARGEST_PLAN = 2**24
+
+MOST_NEW = 2**26
+"""At most so many bytes of a record are read at a time."""
 
 State = Literal["waiting", "playing", "interrupted", "finished", "failed"]
 
@@ -28,7 +32,7 @@ class PlannedRun(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]*$")]  # of its folder
     method: str
     case: dict[str, Any]
     seed: int
@@ -249,10 +253,10 @@ class _Tail:
     def last(self) -> Any:
         """What is known after all whole lines so far."""
         try:
-            with self.path.open("rb") as file:
+            with open_ordinary(self.path, follow=False) as file:
                 file.seek(self._read)
-                content = file.read()
-        except OSError:
+                content = file.read(MOST_NEW)
+        except (OSError, StorageError):
             return self.known
         whole = content[: content.rfind(b"\n") + 1]
         for line in whole.splitlines():

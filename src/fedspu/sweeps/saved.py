@@ -48,8 +48,11 @@ def find(
     alone: list[SavedRun] = []
     for path in paths:
         if (path / PLAN).exists():
-            for found in _of_comparison(path, only):
-                (listed if isinstance(found, Found) else unfinished).append(found)  # type: ignore[arg-type]  # each goes where it belongs
+            for where, found in _of_comparison(path, only):
+                if found is None:
+                    unfinished.append(where)
+                else:
+                    listed.append(found)
         else:
             check_is_run(path)
             saved = last_whole(path, lambda saved: saved)
@@ -62,7 +65,9 @@ def find(
     return listed, unfinished
 
 
-def _of_comparison(out: Path, only: Collection[str] | None) -> Iterator[Found | Path]:
+def _of_comparison(
+    out: Path, only: Collection[str] | None
+) -> Iterator[tuple[Path, Found | None]]:
     costs, plan = read_costs(out), read_plan(out)
     for run in (*plan.earlier, *plan.runs):
         path = out / run.name
@@ -74,20 +79,12 @@ def _of_comparison(out: Path, only: Collection[str] | None) -> Iterator[Found | 
         except StorageError:
             summary = None
         if summary is None:
-            yield path
+            yield path, None
             continue
         cell = run.cell
-        yield Found(
-            path,
-            cell,
-            RunOfMethod(
-                cell.method,
-                summary,
-                *costs.get(run.name, ({}, False)),
-                tuned=dict(cell.tuned),
-            ),
-            saved.index.data,
-        )
+        steps, chooses = costs.get(run.name, ({}, False))
+        of_method = RunOfMethod(cell.method, summary, steps, chooses, dict(cell.tuned))
+        yield path, Found(path, cell, of_method, saved.index.data)
 
 
 def read_costs(out: Path) -> dict[str, tuple[dict[str, int], bool]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedspu.engines.machine import num_cores
 from fedspu.errors import DataError, SettingsError, StorageError
+from fedspu.federation.storage.own_files import is_free
 from fedspu.files import read_file, write_whole
 from fedspu.prepare import choose, dataset_for
 from fedspu.reproduce.printed import ALPHAS, DATASETS, METHODS, Dataset
@@ -213,6 +214,8 @@ def results_in(folder: Path, dataset: Dataset, with_stopping: bool) -> list[Resu
     plan = read_plan(folder)
     found = []
     for run in (*plan.earlier, *plan.runs):
+        if is_free(folder / run.name):  # not begun yet
+            continue
         records = load_run(folder / run.name)
         if records.summary is None:
             continue

@@ -127,6 +127,7 @@ def _played(
     from fedspu.reproduce import experiments as ex
     from fedspu.reproduce import report
     from fedspu.reproduce import tables as tb
+    from fedspu.reproduce.claims import claims_table
 
     ex.check_budget(budget)
     given = {name: ex.settings_of(name, sources.get(name)) for name in chosen}
@@ -146,6 +147,8 @@ def _played(
         "table4": lambda: tb.rounds_table(results, cut),
     }
     made = {name: make[name]() for name in tables if name in make}
+    if set(make) <= set(tables):
+        made["claims"] = claims_table(results, cut)
     if quirks:
         made["quirks"] = report.play_quirks(
             quirks, extent, given, folder, parallel, display

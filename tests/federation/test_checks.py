@@ -399,8 +399,9 @@ def test_the_initial_model_comes_at_first_contact_and_only_then() -> None:
     found = refused_by_client(plan, replace(request, initial=None))
     assert "without the initial model" in found
     other, asked, *_ = turn("fedavg")  # its clients keep no model
-    found = refused_by_client(other, replace(asked, initial=other.initial))
-    assert "with the initial model" in found
+    packet = replace(pack_request(other, asked), initial=b"\0" * 4)
+    with pytest.raises(ModelError, match="4 bytes of initial; expected at most 0"):
+        read_request(other, packet)
 
 
 def test_what_is_offered_fits_the_method() -> None:

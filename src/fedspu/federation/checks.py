@@ -57,7 +57,7 @@ def largest(plan: Plan) -> Sizes:
             for name, whole in table.items()
             if name not in plan.stays
         ),
-        initial=sum(whole.nbytes for whole in table.values()),
+        initial=sum(plan.initial[name].nbytes for name in plan.sent_initially),
     )
 
 

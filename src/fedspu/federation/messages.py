@@ -11,7 +11,7 @@ exact. Messages are written and read here; ``checks.py`` says which may be used.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from mmap import mmap
@@ -187,8 +187,8 @@ def unpack_request(plan: Plan, packet: Packet) -> Request:
         raise ModelError("a request without an offer has positions or values")
     initial = None
     if packet.initial:
-        whole = plan.neurons.blocks(plan.neurons.everything())
-        initial = {**plan.initial, **unpack_values(plan, whole, packet.initial)}
+        sent = _whole(plan, plan.sent_initially)
+        initial = {**plan.initial, **unpack_values(plan, sent, packet.initial)}
     return TrainRequest(round, client, last, offer, payload, initial)
 
 
@@ -368,10 +368,10 @@ def _equal(a: Active, b: Active) -> bool:
 
 
 def _initial_values(plan: Plan, initial: State | None) -> Payload:
-    """The part of w0 that is sent: the tensors in the table."""
+    """The part of w0 that is sent."""
     if initial is None:
         return {}
-    return {name: initial[name] for name in plan.neurons.shapes}
+    return {name: initial[name] for name in plan.sent_initially}
 
 
 def pack_values(payload: Payload) -> bytes:
@@ -468,17 +468,25 @@ def unpack_rounded(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
 
 
 def pack_state(plan: Plan, state: State) -> bytes:
-    """The values of all tensors of a whole state, in the order of their names.
+    """The values of a whole state, in the order of names; none that never train.
 
     The order of w0 itself may differ: a file does not keep it.
     """
-    return pack_values({name: state[name] for name in sorted(plan.initial)})
+    return pack_values({name: state[name] for name in _changing(plan)})
 
 
 def unpack_state(plan: Plan, values: bytes | mmap) -> State:
-    """A whole state, from the bytes of all its tensors."""
-    blocks: Blocks = {
-        name: (None,) * plan.initial[name].dim() for name in sorted(plan.initial)
-    }
-    length = sum(tensor.nbytes for tensor in plan.initial.values())
-    return unpack_values(plan, blocks, values[:length])
+    """A whole state, from its bytes; what never trains is as in w0."""
+    names = _changing(plan)
+    length = sum(plan.initial[name].nbytes for name in names)
+    found = unpack_values(plan, _whole(plan, names), values[:length])
+    return {**{name: plan.initial[name] for name in plan.untrained}, **found}
+
+
+def _changing(plan: Plan) -> list[str]:
+    return [name for name in sorted(plan.initial) if name not in plan.untrained]
+
+
+def _whole(plan: Plan, names: Iterable[str]) -> Blocks:
+    """All of these tensors."""
+    return {name: (None,) * plan.initial[name].dim() for name in names}

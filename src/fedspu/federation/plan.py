@@ -83,12 +83,30 @@ class Plan:
         """Whether the server's model is whole: all that is learned reaches it."""
         return self.method.exchanges and self.stays <= self.neurons.statistics
 
-    @property
-    def sends_initial(self) -> bool:
-        """Whether a client is sent w0 when it is first asked to train."""
+    @cached_property
+    def untrained(self) -> tuple[str, ...]:
+        """Values that never train: the same in w0, on the server and on each client.
+
+        They reach a client once, with w0, and never travel again.
+        """
+        return tuple(
+            name
+            for name, values in sorted(self.initial.items())
+            if values.is_floating_point() and name not in self.neurons.shapes
+        )
+
+    @cached_property
+    def sent_initially(self) -> tuple[str, ...]:
+        """The tensors of w0 that a client is sent when it is first asked to train."""
         # A slim model uses only that part of w0 which stays with the client.
         method = self.method
-        return method.keeps_own and (not method.is_slim or bool(self.stays))
+        sends_all = method.keeps_own and (not method.is_slim or bool(self.stays))
+        return (*(self.neurons.shapes if sends_all else ()), *self.untrained)
+
+    @property
+    def sends_initial(self) -> bool:
+        """Whether a client is sent any of w0 when it is first asked to train."""
+        return bool(self.sent_initially)
 
     @property
     def uses_global(self) -> bool:

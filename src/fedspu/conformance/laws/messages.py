@@ -120,8 +120,17 @@ def _account_for_request(run: Recording, turn: RecordedTurn) -> None:
             f"{who} has {len(turn.down.values)} bytes of values that are not the "
             f"{len(wanted)} bytes of the global model's entries it was offered"
         )
-    w0 = b"".join(as_bytes(run.initial[name]) for name in run.plan.neurons.shapes)
-    if turn.down.initial not in (b"", w0):
+    table = list(run.plan.neurons.shapes)
+    never_trained = sorted(
+        name
+        for name, values in run.initial.items()
+        if values.is_floating_point() and name not in table
+    )
+    allowed = [
+        b"".join(as_bytes(run.initial[name]) for name in names)
+        for names in ([], never_trained, [*table, *never_trained])
+    ]
+    if turn.down.initial not in allowed:
         raise Broken(f"{who} has {len(turn.down.initial)} bytes that are not w0")
 
 

@@ -13,10 +13,11 @@ from fedspu.settings_text import nearest
 
 
 def is_place(name: str) -> bool:
-    """Whether a name has the form package.module:attribute."""
+    """Whether a name has the form package.module:attribute, and so names code."""
     module, colon, attribute = name.partition(":")
     parts = [*module.split("."), attribute]
-    return bool(colon) and all(part.isidentifier() for part in parts)
+    is_folder = module == "hf"  # hf:FOLDER
+    return bool(colon) and not is_folder and all(p.isidentifier() for p in parts)
 
 
 def find_object(

@@ -56,6 +56,8 @@ def prepare(
     dataset = dataset_for(chosen, data, task)
     examples = divide(chosen, dataset, task)
     sample = Sample(dataset.name, *dataset.take(slice(2)), dataset.num_outputs)
+    if model is None:
+        models.check_padding(chosen.model, dataset.padding, dataset.name)
     build = model or partial(models.build, chosen.model, dataset.num_outputs)
     plan = make_plan(chosen, method, task, build, sample)
     plan = replace(plan, settings=with_kernels(plan, sample))

@@ -352,7 +352,9 @@ class JudgeSettings(Table):
 class Settings(Table):
     """One federated run."""
 
-    model: str = setting(..., "A built-in name, or package.module:build.", "--model")
+    model: str = setting(
+        ..., "A built-in name, hf:FOLDER, or package.module:build.", "--model"
+    )
     task: str = setting(
         "classification",
         "classification, regression, language-model, segmentation, or your own: "

@@ -117,7 +117,7 @@ def test_a_model_of_one_s_own_may_lie_in_a_package(here: Path) -> None:
         (
             "digit",
             r"one of audio, cifar10, digits, emnist, mlp, mobilenet, resnet18, speech, "
-            r"transformer, or .*\(did you mean digits\?\)$",
+            r"transformer, a folder .*, or .*\(did you mean digits\?\)$",
         ),
         ("my_nets", r"or your own as package\.module:build$"),
         ("my_nets:", r"or your own as package\.module:build$"),

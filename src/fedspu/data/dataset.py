@@ -40,7 +40,8 @@ class Dataset:
     not known; ``num_outputs`` is how many outputs a model needs, 0 until a task says
     so. ``classes`` are the names of the classes, and ``owners`` says who each example
     is from (a speaker, a writer), if known. ``sources`` are the files it came from,
-    ``cache`` is the folder of its decoded arrays, ``notes`` say what was left out, and
+    ``cache`` is the folder of its decoded arrays, ``padding`` the token that fills rows
+    of unequal lengths, if that was done here, and ``notes`` say what was left out, and
     why.
     """
 
@@ -54,6 +55,7 @@ class Dataset:
     scaling: Scaling = field(default_factory=lambda: Scaling())
     sources: tuple[Path, ...] = ()
     cache: Path | None = None
+    padding: int | None = None
     notes: tuple[str, ...] = ()
 
     def take(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
-"""Models by name: built-in ones, and the user's own as ``package.module:build``."""
+"""Models by name: built-in, ``hf:FOLDER``, or one's own as ``package.module:build``."""
 
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from fedspu.errors import ModelError
+from fedspu.errors import DataError, ModelError
 from fedspu.imports import call, find_object, is_place
 from fedspu.settings_text import nearest
 
@@ -29,10 +29,29 @@ MODELS = {
 
 def check_name(name: str) -> None:
     """Refuse a name that no model can have."""
-    if name not in MODELS and not is_place(name):
+    if name not in MODELS and not is_place(name) and not is_hugging_face(name):
         raise ModelError(
-            f"model = {name!r}: expected one of {', '.join(sorted(MODELS))}, or your "
-            f"own as package.module:build{nearest(name, list(MODELS))}"
+            f"model = {name!r}: expected one of {', '.join(sorted(MODELS))}, a folder "
+            "of Hugging Face as hf:FOLDER, or your own as package.module:build"
+            f"{nearest(name, list(MODELS))}"
+        )
+
+
+def is_hugging_face(name: str) -> bool:
+    """Whether a name stands for a folder with a Hugging Face model."""
+    return name.startswith("hf:") and len(name) > len("hf:")
+
+
+def check_padding(name: str, padding: int | None, data: str) -> None:
+    """Refuse rows of tokens that were filled with what is no padding to the model."""
+    if padding is None or padding < 0 or not is_hugging_face(name):
+        return
+    own = import_module(f"{__name__}.hf").padding_of(name)
+    if own != padding:
+        raise DataError(
+            f"{data}: rows of unequal lengths are filled with token {padding}, but "
+            f"{name} has pad_token_id = {own}; fill them yourself with that token, or "
+            f"save the model with pad_token_id = {padding}"
         )
 
 
@@ -41,6 +60,8 @@ def build(name: str, num_outputs: int | None = None) -> "nn.Module":
     from torch import nn
 
     maker = find(name)
+    if is_hugging_face(name):
+        return maker(name, num_outputs)  # type: ignore[no-any-return]  # models/hf.py
     if name in MODELS and num_outputs is not None:
         made: nn.Module = maker(num_outputs)
         return made
@@ -59,6 +80,8 @@ def find(name: str) -> Callable[..., Any]:
     if name in MODELS:
         module, _, attribute = MODELS[name].partition(":")
         maker = getattr(import_module(f"{__name__}.{module}"), attribute)
+    elif is_hugging_face(name):
+        maker = import_module(f"{__name__}.hf").build
     else:
         maker = find_object(name, "model", ModelError)
     if not callable(maker):

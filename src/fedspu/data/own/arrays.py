@@ -25,6 +25,11 @@ from fedspu.tasks.task import IGNORED
 WANTED = "expected an .npz file with arrays x (examples) and y (targets)"
 MOST_SHOWN = 10  # names of arrays in a message
 
+PADDING = 0
+"""What fills rows of tokens: a number that every embedding has."""
+MADE_PADDING = -1
+"""The same, where targets are made from the tokens: it is not to be predicted."""
+
 
 def load(file: Path) -> Dataset:
     """The data set in an .npz file; nothing in the file is executed."""
@@ -68,20 +73,21 @@ def from_arrays(
     numbers or floats, or is None. ``owners``, names or whole numbers, say who each
     example is from; they are stored as 0, 1, … in sorted order.
     """
-    padding = -1 if y is None else 0
-    examples = _examples(_array(_padded(x, padding, name, "x")), name)
+    padding = MADE_PADDING if y is None else PADDING
+    examples = _examples(_array(rows := padded(x, padding, name, "x")), name)
     targets = NO_TARGETS
     if y is not None:
-        targets = _targets(_array(_padded(y, IGNORED, name, "y")), name)
+        targets = _targets(_array(padded(y, IGNORED, name, "y")), name)
     return Dataset(
         name=name,
         x=examples,
         y=targets,
         owners=None if owners is None else _owners(_array(owners), len(examples), name),
+        padding=None if rows is x else padding,
     )
 
 
-def _padded(values: Any, padding: int, name: str, what: str) -> Any:
+def padded(values: Any, padding: int, name: str, what: str) -> Any:
     """Token sequences padded to rows of one length; other values unchanged."""
     if not isinstance(values, list | tuple) or len(values) == 0:
         return values

@@ -2,8 +2,10 @@
 
 It is read by that library: the extra ``hf``. All its splits are joined, since every
 client makes its own. One column is the label and one the input: an image, or an array
-of bytes, of whole numbers (tokens) or of floats, with the same shape in every row. A
-column ``client``, if there is one, says who each row is from.
+of bytes, of whole numbers (tokens) or of floats, with the same shape in every row;
+tokens may be rows of unequal lengths, which are filled up. Without a label, a task may
+make targets from the input. A column ``client``, if there is one, says who each row is
+from.
 """
 
 from collections.abc import Sequence
@@ -18,12 +20,13 @@ from numpy.typing import NDArray
 
 from fedspu.data import bounds
 from fedspu.data.cache import Arrays, cache_place, cached
-from fedspu.data.dataset import Dataset
+from fedspu.data.dataset import NO_TARGETS, Dataset
 from fedspu.data.files import read, reason, shown
 from fedspu.data.formats import image
+from fedspu.data.own.arrays import MADE_PADDING, PADDING, padded
 from fedspu.errors import DataError, FedSPUError, how_to_install
 
-RECIPE = "hf, 1"
+RECIPE = "hf, 2"
 """To be changed whenever ``_decode`` gives other arrays: caches depend on it."""
 
 LABELS = ("label", "labels", "y")
@@ -74,20 +77,28 @@ def _decode(folder: Path, size: image.Size | None) -> Arrays:
             f"{shown(folder)} holds {table.data.nbytes:,} bytes; expected at most "
             f"{bounds.half_of_memory():,}, half of this machine's memory"
         )
-    label = _choose(table, folder, LABELS, _is_label, "label")
     column = _choose(table, folder, INPUTS, _is_input, "image or array")
-
-    arrays = {"y": _numbers(table, label, folder)}
+    arrays: Arrays = {}
+    label = None
+    has_label = any(_is_label(name, table.features[name]) for name in table.features)
+    if has_label or not _leaf(table.features[column]).startswith("int"):  # not tokens
+        label = _choose(table, folder, LABELS, _is_label, "label")
+        arrays["y"] = _numbers(_rows(table, label), table, label, folder)
     if isinstance(table.features[column], library.Image):
         arrays["x"] = _images(library, table, column, folder, size)
     elif size is None:
-        arrays["x"] = _numbers(table, column, folder)
+        rows = _rows(table, column)
+        padding = MADE_PADDING if label is None else PADDING
+        even = padded(rows, padding, shown(folder), column)
+        if even is not rows:
+            arrays["padding"] = np.array(padding)
+        arrays["x"] = _numbers(even, table, column, folder)
     else:
         raise DataError(
             f"{shown(folder)}: column {column} holds no images; a size after the "
             "folder is only for images; leave it out"
         )
-    if hasattr(table.features[label], "names"):
+    if label is not None and hasattr(table.features[label], "names"):
         arrays["classes"] = np.array(table.features[label].names)
     if "client" in table.features:
         arrays["owners"] = np.unique(table["client"][:], return_inverse=True)[1]
@@ -95,7 +106,8 @@ def _decode(folder: Path, size: image.Size | None) -> Arrays:
 
 
 def _dataset(folder: Path, arrays: Arrays) -> Dataset:
-    x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+    x = torch.from_numpy(arrays["x"])
+    y = torch.from_numpy(arrays["y"]) if "y" in arrays else NO_TARGETS
     classes = tuple(arrays["classes"].tolist()) if "classes" in arrays else ()
     owners = torch.from_numpy(arrays["owners"]) if "owners" in arrays else None
     return Dataset(
@@ -105,6 +117,7 @@ def _dataset(folder: Path, arrays: Arrays) -> Dataset:
         num_classes=len(classes),
         classes=classes,
         owners=owners,
+        padding=int(arrays["padding"]) if "padding" in arrays else None,
     )
 
 
@@ -171,10 +184,13 @@ def _images(
     return image.stack(images, names)
 
 
-def _numbers(table: Any, column: str, folder: Path) -> NDArray[Any]:
-    """A column as bytes, as int64 or as float32."""
+def _rows(table: Any, column: str) -> list[Any]:
+    return list(table.select_columns([column]).with_format("numpy")[:][column])
+
+
+def _numbers(rows: Any, table: Any, column: str, folder: Path) -> NDArray[Any]:
+    """The rows of a column as bytes, as int64 or as float32."""
     name = f"{shown(folder)}: {column}"
-    rows = table.select_columns([column]).with_format("numpy")[:][column]
     for position, row in enumerate(rows):
         if np.shape(row) != np.shape(rows[0]):
             raise DataError(

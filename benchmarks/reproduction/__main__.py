@@ -2,6 +2,7 @@
 
     python -m benchmarks.reproduction play FOLDER DATA    # what results/ lacks
     python -m benchmarks.reproduction collect FOLDER      # finished runs, into results/
+    python -m benchmarks.reproduction times FOLDER DATA   # on a quiet machine
     python -m benchmarks.reproduction page
 
 ``FOLDER`` gets one folder for each series; ``play`` resumes what was interrupted there,
@@ -13,11 +14,13 @@ import sys
 from pathlib import Path
 
 from benchmarks.reproduction.page import PAGE, page
-from benchmarks.reproduction.playing import collect, play, read
+from benchmarks.reproduction.playing import collect, measure_times, play, read
 
 match sys.argv[1:]:
     case ["play", folder, data]:
         play(Path(folder), Path(data))
+    case ["times", folder, data]:
+        measure_times(Path(folder), Path(data))
     case ["collect", folder]:
         collect(Path(folder))
     case ["page"]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 from typing import get_args
 
-from benchmarks.reproduction.playing import ANCHORS
+from benchmarks.reproduction.playing import ANCHORS, read_times
 from fedspu.reports.intervals import half_interval
 from fedspu.reproduce.claims import claims_table, gap_to, gaps_to_best
 from fedspu.reproduce.memory import memory_table
@@ -100,7 +100,7 @@ def page(results: Sequence[Result]) -> str:
     )
     whole = complete(results)
     tables = [
-        claims_table(results, cut),
+        claims_table(results, cut, read_times()),
         gap_table(results, False),
         gap_table(results, True),
         accuracy_table("table1", whole, cut),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any, get_args
 
 from fedspu.reproduce.experiments import results_in, settings_of
 from fedspu.reproduce.printed import ALPHAS, METHODS, Dataset
@@ -12,6 +13,7 @@ from fedspu.reproduce.tables import Result
 from fedspu.sweeps.compare import compare
 
 RESULTS = Path(__file__).parents[2] / "results"
+TIMES = RESULTS / "times.json"
 
 FOLDERS: dict[str, tuple[Dataset, bool]] = {
     "cifar10": ("cifar10", False),
@@ -83,13 +85,7 @@ def play(folder: Path, data: Path) -> None:
                 alphas = tuple(a for a in ALPHAS if (method, a, seed) not in have)
                 if alphas:
                     wanted.setdefault((seed, alphas), []).append(method)
-        file = FILES.get(dataset)
-        settings = {
-            **settings_of(dataset, file and f"arrays:{(data / file).absolute()}"),
-            "data.dir": data.absolute(),
-            "rounds": ROUNDS[dataset],
-            "early_stopping.on": with_stopping,
-        }
+        settings = _settings(dataset, data) | {"early_stopping.on": with_stopping}
         for (seed, missing), methods in wanted.items():
             compare(
                 methods,
@@ -99,6 +95,19 @@ def play(folder: Path, data: Path) -> None:
                 vary={"data.alpha": missing},
             )
             collect(folder)
+
+
+def measure_times(folder: Path, data: Path) -> None:
+    """Play a few rounds of the six methods in turn, for their CPU times."""
+    found = []
+    for dataset in get_args(Dataset):
+        settings = _settings(dataset, data) | {"rounds": 20, "workers": 1}
+        out = folder / f"times-{dataset}"
+        compare(
+            SIX, settings, out=out, seeds=[0], vary={"data.alpha": [0.5]}, parallel=1
+        )
+        found += results_in(out, dataset, with_stopping=False)
+    _write(TIMES, found)
 
 
 def best_rivals(results: Sequence[Result], dataset: Dataset) -> list[str]:
@@ -119,11 +128,27 @@ def collect(folder: Path) -> None:
             continue
         kept = {_key(result): result for result in _read(RESULTS / f"{name}.json")}
         for result in results_in(folder / name, dataset, with_stopping):
-            summary = {k: result.summary[k] for k in KEPT if k in result.summary}
-            kept[_key(result)] = replace(result, summary=summary)
-        lines = [json.dumps(asdict(kept[key])) for key in sorted(kept)]
-        text = ",\n".join(lines)
-        (RESULTS / f"{name}.json").write_text(f"[\n{text}\n]\n", encoding="utf-8")
+            kept[_key(result)] = result
+        _write(RESULTS / f"{name}.json", [kept[key] for key in sorted(kept)])
+
+
+def _write(file: Path, results: Sequence[Result]) -> None:
+    lines = []
+    for result in results:
+        summary = {k: result.summary[k] for k in KEPT if k in result.summary}
+        lines.append(json.dumps(asdict(replace(result, summary=summary))))
+    text = ",\n".join(lines)
+    file.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+
+
+def _settings(dataset: Dataset, data: Path) -> dict[str, Any]:
+    """The paper's settings."""
+    file = FILES.get(dataset)
+    return {
+        **settings_of(dataset, file and f"arrays:{(data / file).absolute()}"),
+        "data.dir": data.absolute(),
+        "rounds": ROUNDS[dataset],
+    }
 
 
 def _key(result: Result) -> tuple[str, float, int]:
@@ -137,5 +162,10 @@ def _read(file: Path) -> list[Result]:
 
 
 def read() -> list[Result]:
-    """All results that are kept."""
-    return [r for file in sorted(RESULTS.glob("*.json")) for r in _read(file)]
+    """All results that are kept, but for those that are only about time."""
+    return [r for name in FOLDERS for r in _read(RESULTS / f"{name}.json")]
+
+
+def read_times() -> list[Result]:
+    """The results for CPU times."""
+    return _read(TIMES)

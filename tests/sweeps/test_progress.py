@@ -128,3 +128,14 @@ def test_a_folder_that_is_no_comparison_is_refused(
         (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(StorageError, match=r"no comparison|is damaged"):
         Following(tmp_path).read()
+
+
+def test_a_part_of_something_larger_is_named(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    fedspu.compare(["local"], given, out=out, seeds=[0], parallel=1)
+    found = Following(out).read()
+    assert headline(found) == "1 of 1 runs finished"
+    part = "CIFAR10 with early stopping (part 2 of 6)"
+    assert headline(found, part) == f"{part}, 1 of 1 runs finished"

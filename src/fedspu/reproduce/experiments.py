@@ -61,6 +61,12 @@ class Series:
     methods: tuple[str, ...]
 
     @property
+    def title(self) -> str:
+        """What it is, in words."""
+        how = "with" if self.with_stopping else "without"
+        return f"{DATASETS[self.dataset]} {how} early stopping"
+
+    @property
     def folder(self) -> str:
         """Where its runs are."""
         return f"{self.dataset}-early-stopping" if self.with_stopping else self.dataset
@@ -189,8 +195,10 @@ def play(
 ) -> list[Result]:
     """Play what is missing of these series; all their results."""
     results = []
-    for series in planned:
+    for number, series in enumerate(planned, 1):
         folder = out / series.folder
+        if watcher is not None:
+            watcher.part = f"{series.title} (part {number} of {len(planned)})"
         settings = {
             **given[series.dataset],
             "rounds": extent.rounds,

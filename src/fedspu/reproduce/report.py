@@ -79,6 +79,8 @@ def play_quirks(
         for name in names:
             fault = quirk(name, dataset)
             folder = out / f"{dataset}-quirk-{name}"
+            if watcher is not None:
+                watcher.part = f"{DATASETS[dataset]}, {fault.title}"
             compare(
                 [*fault.without_it, *fault.with_it],
                 {**settings, **fault.settings, "rounds": extent.rounds},

@@ -96,6 +96,9 @@ class Comparison:
 class Watcher:
     """Follows a comparison while it is played; by itself it does nothing."""
 
+    part = ""
+    """Which part of something larger is played, in words; empty if there is none."""
+
     def plan(self, out: Path, runs: Sequence[Planned], what: str) -> None:
         """These runs are going to be played: ``what`` is comparison or tuning."""
 

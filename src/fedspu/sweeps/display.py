@@ -52,7 +52,8 @@ class SweepDisplay(Watcher):
     def plan(self, out: Path, runs: Sequence[Planned], what: str) -> None:
         """Begin to show these runs."""
         self._stop()
-        self._what, self._following = what, Following(out)
+        names = [self.part, "" if what == "comparison" else what]
+        self._what, self._following = ", ".join(filter(None, names)), Following(out)
         if self.is_quiet or self._following.read().is_over:
             self._following = None
         elif self.console.is_terminal:
@@ -84,13 +85,14 @@ class SweepDisplay(Watcher):
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # this is the display
 
 
-def headline(found: Progress, what: str = "comparison") -> str:
-    """How far it is, in a line: ``run 7 of 24, 2 at once, about 13:20 min left``."""
+def headline(found: Progress, what: str = "") -> str:
+    """How far it is, in a line: ``run 7 of 24, 2 at once, about 13:20 min left``.
+
+    ``what`` is played comes first, if it is not simply a comparison.
+    """
     done, failed = found.count("finished"), found.count("failed")
     playing, number = found.count("playing"), len(found.runs)
-    parts = []
-    if what != "comparison":
-        parts.append(what)
+    parts = [what] if what else []
     if found.is_over:
         parts.append(f"{done} of {number} runs finished")
     else:
@@ -110,7 +112,7 @@ def headline(found: Progress, what: str = "comparison") -> str:
     return ", ".join(parts)
 
 
-def picture(found: Progress, what: str = "comparison") -> RenderableType:
+def picture(found: Progress, what: str = "") -> RenderableType:
     """The headline, and a bar for each run that is being played."""
     table = Table.grid(padding=(0, 1))
     table.add_column(overflow="ellipsis", no_wrap=True, max_width=34)

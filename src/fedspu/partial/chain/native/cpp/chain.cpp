@@ -6,8 +6,8 @@
 
 static void load_row(const float* const* image, long at, int count, float* to) {
   int i = 0;
-  for (; i + WIDTH <= count; i += WIDTH)
-    for (int half = 0; half < LANES; half += WIDTH)
+  for (; i + 8 <= count; i += 8)
+    for (int half = 0; half < LANES; half += 8)
       transpose8(image + half, at + i, to + i * LANES + half, LANES);
   for (; i < count; i++)
     for (int lane = 0; lane < LANES; lane++) to[i * LANES + lane] = image[lane][at + i];
@@ -66,7 +66,8 @@ static double cross_entropy(const Network& net, Work& work, const int64_t* y,
   for (long first = 0; first < n; first += LANES) {
     const float* z = m.out + first / LANES * s.out_group;
     float* d = m.grad + first / LANES * s.grad_group;
-    Vec top[HALVES] = {load(z), load(z + WIDTH)}, total[HALVES] = {all(0.f), all(0.f)};
+    Vec top[HALVES], total[HALVES] = {};
+    for (int v = 0; v < HALVES; v++) top[v] = load(z + v * WIDTH);
     for (int c = 1; c < s.channels; c++)
       for (int v = 0; v < HALVES; v++) top[v] = larger(top[v], load(z + c * LANES + v * WIDTH));
     for (int c = 0; c < s.channels; c++)

@@ -5,21 +5,29 @@
 
 enum { BLOCK = 256 };  // inputs at a time, so that they stay in the cache
 
-template <int M>
-static void add_products(const float* weight, long step, const float* x, int count, float* y) {
-  Vec sum[M][HALVES];
+// M outputs of some groups, of which each is a step after the one before.
+template <int M, int GROUPS>
+static void add_products(const float* weight, long features, const float* x, long x_step,
+                         int count, float* y, long y_step) {
+  Vec sum[M][GROUPS][HALVES];
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int v = 0; v < HALVES; v++) sum[m][v] = load(y + m * LANES + v * WIDTH);
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        sum[m][g][v] = load(y + g * y_step + m * LANES + v * WIDTH);
   for (int k = 0; k < count; k++) {
-    Vec low = load(x + k * LANES), high = load(x + k * LANES + WIDTH);
+    Vec in[GROUPS][HALVES];
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++) in[g][v] = load(x + g * x_step + k * LANES + v * WIDTH);
     UNROLL for (int m = 0; m < M; m++) {
-      Vec w = all(weight[m * step + k]);
-      sum[m][0] = fma(w, low, sum[m][0]);
-      sum[m][1] = fma(w, high, sum[m][1]);
+      Vec w = all(weight[m * features + k]);
+      UNROLL for (int g = 0; g < GROUPS; g++)
+        UNROLL for (int v = 0; v < HALVES; v++) sum[m][g][v] = fma(w, in[g][v], sum[m][g][v]);
     }
   }
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int v = 0; v < HALVES; v++) store(y + m * LANES + v * WIDTH, sum[m][v]);
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        store(y + g * y_step + m * LANES + v * WIDTH, sum[m][g][v]);
 }
 
 static void multiply_weights(const Stage& s, StageMemory& m, const float* in,
@@ -34,13 +42,16 @@ static void multiply_weights(const Stage& s, StageMemory& m, const float* in,
     for (size_t b = 0; b < s.out_blocks.size.size(); b++) {
       const int first = s.out_blocks.first[b];
       const float* weight = t.weight + (long)first * features + k;
-      for (int g = 0; g < groups; g++) {
-        const float* x = in + g * s.in_group + (long)k * LANES;
-        float* y = m.y + g * s.y_group + first * LANES;
-#define CALL(n) add_products<n>(weight, features, x, count, y)
-        FOR_SIZE(s.out_blocks.size[b], CALL)
-#undef CALL
-      }
+      with_size<OUTPUTS>(s.out_blocks.size[b], [&](auto n) {
+        const float* x = in + (long)k * LANES;
+        float* y = m.y + first * LANES;
+        int g = 0;
+        for (; g + TILE <= groups; g += TILE)
+          add_products<n, TILE>(weight, features, x + g * s.in_group, s.in_group, count,
+                                y + g * s.y_group, s.y_group);
+        for (; g < groups; g++)
+          add_products<n, 1>(weight, features, x + g * s.in_group, 0, count, y + g * s.y_group, 0);
+      });
     }
   }
 }
@@ -67,14 +78,13 @@ static Columns columns(const std::vector<int>& channels, int taps, long first) {
 // out[m] = sum over k of a[k][m] * b[k], for M images.
 template <int M>
 static void multiply_panel(const float* a, const float* b, int count, float* out) {
-  Vec sum[M][HALVES];
-  UNROLL for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = all(0.f);
+  Vec sum[M][HALVES] = {};
   for (int k = 0; k < count; k++) {
-    Vec low = load(b + k * LANES), high = load(b + k * LANES + WIDTH);
+    Vec row[HALVES];
+    UNROLL for (int v = 0; v < HALVES; v++) row[v] = load(b + k * LANES + v * WIDTH);
     UNROLL for (int m = 0; m < M; m++) {
       Vec x = all(a[k * LANES + m]);
-      sum[m][0] = fma(x, low, sum[m][0]);
-      sum[m][1] = fma(x, high, sum[m][1]);
+      UNROLL for (int v = 0; v < HALVES; v++) sum[m][v] = fma(x, row[v], sum[m][v]);
     }
   }
   UNROLL for (int m = 0; m < M; m++)
@@ -96,9 +106,13 @@ static void gradient_below(const Stage& s, const Stage& below, StageMemory& m,
     }
     for (int g = 0; g < groups; g++) {
       const float* dy = m.dy + g * dy_group;
-      multiply_panel<6>(dy, work.panel, need, work.tile);
-      multiply_panel<5>(dy + 6, work.panel, need, work.tile + 6 * LANES);
-      multiply_panel<5>(dy + 11, work.panel, need, work.tile + 11 * LANES);
+      if (HALVES == 1) {
+        multiply_panel<16>(dy, work.panel, need, work.tile);
+      } else {
+        multiply_panel<6>(dy, work.panel, need, work.tile);
+        multiply_panel<5>(dy + 6, work.panel, need, work.tile + 6 * LANES);
+        multiply_panel<5>(dy + 11, work.panel, need, work.tile + 11 * LANES);
+      }
       float* grad = to.grad + g * below.grad_group;
       const float* rows[LANES];
       for (int i = 0; i < LANES; i++) rows[i] = work.tile + i * LANES;
@@ -121,15 +135,14 @@ static void gradient_below(const Stage& s, const Stage& below, StageMemory& m,
 template <int M>
 static void multiply_images(const float* const* dy, long dy_group, const float* x, int groups,
                             float* out) {
-  Vec sum[M][HALVES];
-  UNROLL for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = all(0.f);
+  Vec sum[M][HALVES] = {};
   for (int g = 0; g < groups; g++, x += LANES * LANES)
     for (int k = 0; k < LANES; k++) {
-      Vec low = load(x + k * LANES), high = load(x + k * LANES + WIDTH);
+      Vec row[HALVES];
+      UNROLL for (int v = 0; v < HALVES; v++) row[v] = load(x + k * LANES + v * WIDTH);
       UNROLL for (int m = 0; m < M; m++) {
         Vec d = all(dy[m][g * dy_group + k]);
-        sum[m][0] = fma(d, low, sum[m][0]);
-        sum[m][1] = fma(d, high, sum[m][1]);
+        UNROLL for (int v = 0; v < HALVES; v++) sum[m][v] = fma(d, row[v], sum[m][v]);
       }
     }
   UNROLL for (int m = 0; m < M; m++)
@@ -138,7 +151,7 @@ static void multiply_images(const float* const* dy, long dy_group, const float* 
 
 static void weight_gradient(const Stage& s, StageMemory& m, Work& work, const float* in,
                             float* d_weight, int groups) {
-  const Split blocks(s.rows_.size(), 6);
+  const Split blocks(s.rows_.size(), OUTPUTS);
   const long taps = s.trained.size(), dy_group = s.dy_group();
   for (long k = 0; k < taps; k += LANES) {
     const Columns c = columns(s.cols_, s.taps_per_channel, k);
@@ -148,13 +161,13 @@ static void weight_gradient(const Stage& s, StageMemory& m, Work& work, const fl
       transpose16(rows, work.turned + g * LANES * LANES, LANES);
     }
     for (size_t b = 0; b < blocks.size.size(); b++) {
-      const float* dy[6];
+      const float* dy[OUTPUTS];
       const int first = blocks.first[b], size = blocks.size[b];
       for (int i = 0; i < size; i++) dy[i] = m.dy + s.rows_[first + i] * s.dy_plane;
-      float out[6 * LANES] __attribute__((aligned(64)));
-#define CALL(n) multiply_images<n>(dy, dy_group, work.turned, groups, out)
-      FOR_SIZE(size, CALL)
-#undef CALL
+      float out[OUTPUTS * LANES] __attribute__((aligned(64)));
+      with_size<OUTPUTS>(size, [&](auto n) {
+        multiply_images<n>(dy, dy_group, work.turned, groups, out);
+      });
       for (int i = 0; i < size; i++)
         memcpy(d_weight + (first + i) * taps + k, out + i * LANES, c.count * sizeof(float));
     }

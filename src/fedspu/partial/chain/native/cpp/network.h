@@ -3,7 +3,7 @@
 // A stage is one weighted operation, or none, and what follows it, in this order: norm,
 // sum with an earlier stage, activation, pool, dropout. Maps are stored as
 // [group of 16 images][channel][row][column][image], so one vector instruction does the
-// same for eight images, and no kernel size or stride needs code of its own.
+// same for many images, and no kernel size or stride needs code of its own.
 #pragma once
 
 #include <algorithm>
@@ -294,7 +294,7 @@ static void lay_out(Network& net, const Description* given, int count) {
             s.offset.push_back(c * s.in_plane + i * s.dilation_h * s.in_row +
                                (long)j * s.dilation_w * LANES);
     }
-    s.out_blocks = Split(s.channels, 6);
+    s.out_blocks = Split(s.channels, OUTPUTS);
     s.before_h = s.before_w = 0;
     s.dy_h = s.h;
     s.dy_w = s.w;
@@ -302,7 +302,7 @@ static void lay_out(Network& net, const Description* given, int count) {
     if (s.goes_back && s.op == CONVOLUTION && s.from >= 0 &&
         net.stages[s.from].goes_back) {
       lay_out_convolution(s);
-      s.in_blocks = Split(net.stages[s.from].need_.size(), 6);
+      s.in_blocks = Split(net.stages[s.from].need_.size(), OUTPUTS);
     }
     s.dy_at = ((long)s.before_h * s.dy_w + s.before_w) * LANES;
   }
@@ -347,7 +347,7 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
       if (s.op == CONVOLUTION) {
         const long below = s.from >= 0 ? net.stages[s.from].need_.size() : 0;
         m.packed_back.make(arena, need * s.taps_per_channel * below);
-        m.sums.make(arena, 4L * (s.trained.size() + 8) * WIDTH);
+        m.sums.make(arena, ROWS * (s.trained.size() + taps_at_once(1)) * LANES);
         m.d_weight.make(arena, 2 * s.num_trained());
       }
     }

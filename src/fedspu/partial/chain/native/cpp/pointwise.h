@@ -215,9 +215,9 @@ static void add_up(const Pass& p, int g) {
     const bool is_max = POOL == MAX || POOL == MAX_OF_FOUR;
     const float* y = is_max ? p.m.winner + (g * (long)s.need_.size() + n) * s.grad_plane : ch.y;
     const long y_row = is_max ? (long)out_w * LANES : s.y_row;
-    Vec total[HALVES] = {all(0.f), all(0.f)}, moment[HALVES] = {all(0.f), all(0.f)};
+    Vec total[HALVES] = {}, moment[HALVES] = {};
     for (int r = 0; r < out_h; r++) {
-      Vec t[HALVES] = {all(0.f), all(0.f)}, q2[HALVES] = {all(0.f), all(0.f)};
+      Vec t[HALVES] = {}, q2[HALVES] = {};
       for (int q = 0; q < out_w; q++)
         UNROLL for (int v = 0; v < HALVES; v++) {
           Vec grad = arrived.at(r, q, v);

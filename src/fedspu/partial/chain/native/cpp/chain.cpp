@@ -1,5 +1,6 @@
 // A chain of layers, forward and backward, in one call: the interface to Python.
 #include "linear.h"
+#include "map_norms.h"
 #include "norms.h"
 
 // Input: [image][channel][row][column] -> groups of 16 images --------------------------

@@ -211,7 +211,7 @@ static void backward(const Network& net, Work& work, const Tensors* tensors, lon
       std::copy_n(p.m.weight_sums(), s.num_trained(), t.d_weight);
     if (s.op == LINEAR) {
       if (t.d_weight) weight_gradient(s, p.m, work, in, t.d_weight, groups);
-      if (below) gradient_below(s, *below, p.m, *work.stages[s.from], work, t.weight, groups);
+      if (below) gradient_below(s, *below, p.m, *work.stages[s.from], t.weight, groups);
     }
   }
 }

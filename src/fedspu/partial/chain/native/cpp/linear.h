@@ -3,7 +3,8 @@
 
 #include "convolution.h"
 
-enum { BLOCK = 256 };  // inputs at a time, so that they stay in the cache
+// Inputs, and in the backward pass outputs, at a time, so that they stay in the cache.
+enum { BLOCK = 256, BLOCK_BACK = 64 };
 
 // M outputs of some groups, of which each is a step after the one before.
 template <int M, int GROUPS>
@@ -60,7 +61,6 @@ static void multiply_weights(const Stage& s, StageMemory& m, const float* in,
 struct Columns {
   long at[LANES];
   int count;
-  bool is_row;                         // whether they follow one another, all sixteen
 };
 
 static Columns columns(const std::vector<int>& channels, int taps, long first) {
@@ -71,62 +71,67 @@ static Columns columns(const std::vector<int>& channels, int taps, long first) {
     const long k = std::min(first + i, total - 1);
     c.at[i] = (long)channels[k / taps] * taps + k % taps;
   }
-  c.is_row = c.count == LANES && c.at[LANES - 1] == c.at[0] + LANES - 1;
   return c;
 }
 
-// out[m] = sum over k of a[k][m] * b[k], for M images.
-template <int M>
-static void multiply_panel(const float* a, const float* b, int count, float* out) {
-  Vec sum[M][HALVES] = {};
-  for (int k = 0; k < count; k++) {
-    Vec row[HALVES];
-    UNROLL for (int v = 0; v < HALVES; v++) row[v] = load(b + k * LANES + v * WIDTH);
+// The gradient of M inputs, of some groups: sums over outputs of weight * dy. Weights are
+// read where they are: of each output, those of the inputs, which may be a row or not.
+template <int M, int GROUPS, bool IS_ROW>
+static void add_products_back(const float* weight, const long* output, const long* input,
+                              const float* dy, long dy_step, int count, float* grad,
+                              long grad_step, bool adds) {
+  Vec sum[M][GROUPS][HALVES];
+  UNROLL for (int m = 0; m < M; m++)
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        sum[m][g][v] = adds ? load(grad + g * grad_step + input[m] * LANES + v * WIDTH) : all(0.f);
+  for (int o = 0; o < count; o++) {
+    const float *row = weight + output[o], *first = row + input[0];
+    Vec d[GROUPS][HALVES];
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++) d[g][v] = load(dy + g * dy_step + o * LANES + v * WIDTH);
     UNROLL for (int m = 0; m < M; m++) {
-      Vec x = all(a[k * LANES + m]);
-      UNROLL for (int v = 0; v < HALVES; v++) sum[m][v] = fma(x, row[v], sum[m][v]);
+      Vec w = all(IS_ROW ? first[m] : row[input[m]]);
+      UNROLL for (int g = 0; g < GROUPS; g++)
+        UNROLL for (int v = 0; v < HALVES; v++) sum[m][g][v] = fma(w, d[g][v], sum[m][g][v]);
     }
   }
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int v = 0; v < HALVES; v++) store(out + m * LANES + v * WIDTH, sum[m][v]);
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        store(grad + g * grad_step + input[m] * LANES + v * WIDTH, sum[m][g][v]);
 }
 
-static void gradient_below(const Stage& s, const Stage& below, StageMemory& m,
-                           StageMemory& to, Work& work, const float* weight, int groups) {
-  const int taps = s.taps_per_channel, need = s.need_.size();
-  const long features = (long)s.in_channels * taps, dy_group = s.dy_group();
-  float aside[LANES * LANES] __attribute__((aligned(64)));
-  for (long k = 0; k < (long)below.need_.size() * taps; k += LANES) {
-    const Columns c = columns(below.need_, taps, k);
-    for (int o = 0; o < need; o++) {
-      float* panel = work.panel + o * LANES;
-      const float* row = weight + s.need_[o] * features;
-      if (c.is_row) memcpy(panel, row + c.at[0], LANES * sizeof(float));
-      else for (int i = 0; i < LANES; i++) panel[i] = row[c.at[i]];
-    }
-    for (int g = 0; g < groups; g++) {
-      const float* dy = m.dy + g * dy_group;
-      if (HALVES == 1) {
-        multiply_panel<16>(dy, work.panel, need, work.tile);
-      } else {
-        multiply_panel<6>(dy, work.panel, need, work.tile);
-        multiply_panel<5>(dy + 6, work.panel, need, work.tile + 6 * LANES);
-        multiply_panel<5>(dy + 11, work.panel, need, work.tile + 11 * LANES);
-      }
-      float* grad = to.grad + g * below.grad_group;
-      const float* rows[LANES];
-      for (int i = 0; i < LANES; i++) rows[i] = work.tile + i * LANES;
-      if (c.is_row && !s.adds_below) {
-        transpose16(rows, grad + c.at[0] * LANES, LANES);
-        continue;
-      }
-      transpose16(rows, aside, LANES);
-      for (int i = 0; i < c.count; i++)
-        for (int v = 0; v < HALVES; v++) {
-          float* p = grad + c.at[i] * LANES + v * WIDTH;
-          Vec x = load(aside + i * LANES + v * WIDTH);
-          store(p, s.adds_below ? load(p) + x : x);
-        }
+template <bool IS_ROW>
+static void gradient_below(const Stage& s, const Stage& below, const float* weight, int first,
+                           int size, const float* dy, int begin, int count, float* grad,
+                           int groups) {
+  const bool adds = s.adds_below || begin > 0;
+  const long *output = &s.outputs_back[begin], *input = &s.inputs_back[first];
+  with_size<OUTPUTS>(size, [&](auto m) {
+    int g = 0;
+    for (; g + TILE <= groups; g += TILE)
+      add_products_back<m, TILE, IS_ROW>(weight, output, input, dy + g * s.dy_group(),
+                                         s.dy_group(), count, grad + g * below.grad_group,
+                                         below.grad_group, adds);
+    for (; g < groups; g++)
+      add_products_back<m, 1, IS_ROW>(weight, output, input, dy + g * s.dy_group(), 0, count,
+                                      grad + g * below.grad_group, 0, adds);
+  });
+}
+
+static void gradient_below(const Stage& s, const Stage& below, StageMemory& m, StageMemory& to,
+                           const float* weight, int groups) {
+  const int need = s.need_.size();
+  for (int begin = 0; begin < need; begin += BLOCK_BACK) {
+    const int count = std::min((int)BLOCK_BACK, need - begin);
+    const float* dy = m.dy + (long)begin * LANES;
+    for (size_t b = 0; b < s.in_blocks.size.size(); b++) {
+      const int first = s.in_blocks.first[b], size = s.in_blocks.size[b];
+      if (s.inputs_back[first + size - 1] == s.inputs_back[first] + size - 1)
+        gradient_below<true>(s, below, weight, first, size, dy, begin, count, to.grad, groups);
+      else
+        gradient_below<false>(s, below, weight, first, size, dy, begin, count, to.grad, groups);
     }
   }
 }

@@ -106,6 +106,8 @@ struct Stage : Description {
   std::vector<long> trained;           // the weights of an output that train
   std::vector<std::pair<long, long>> runs;  // the same: first and number of neighbours
   Split out_blocks, in_blocks;
+  std::vector<long> outputs_back;      // a linear layer: where the weights of what needs
+  std::vector<long> inputs_back;       // gradient are, and which inputs need it below
   std::vector<Taps> taps;
   int before_h, before_w, dy_h, dy_w;  // zeros before dY, and its size with zeros
   long dy_plane, dy_at;
@@ -169,7 +171,7 @@ struct Work {
   int max_groups;
   bool trains;
   std::vector<std::unique_ptr<StageMemory>> stages;
-  Buffer input, panel, turned, tile;
+  Buffer input, turned;
   Mask valid[HALVES];                    // images of the last group
 };
 
@@ -304,6 +306,13 @@ static void lay_out(Network& net, const Description* given, int count) {
       lay_out_convolution(s);
       s.in_blocks = Split(net.stages[s.from].need_.size(), OUTPUTS);
     }
+    if (s.goes_back && s.op == LINEAR && s.from >= 0 && net.stages[s.from].goes_back) {
+      for (int o : s.need_) s.outputs_back.push_back((long)o * s.in_channels * s.taps_per_channel);
+      for (int c : net.stages[s.from].need_)
+        for (int t = 0; t < s.taps_per_channel; t++)
+          s.inputs_back.push_back((long)c * s.taps_per_channel + t);
+      s.in_blocks = Split(s.inputs_back.size(), OUTPUTS);
+    }
     s.dy_at = ((long)s.before_h * s.dy_w + s.before_w) * LANES;
   }
 }
@@ -312,7 +321,6 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
   work.max_groups = groups;
   work.trains = trains;
   work.input.make(arena, groups * net.channels * net.input_plane());
-  long widest = 0;
   for (const Stage& s : net.stages) {  // what does not depend on the images
     work.stages.emplace_back(new StageMemory);
     StageMemory& m = *work.stages.back();
@@ -323,11 +331,8 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
     m.rest.resize(s.channels);
     m.shift.resize(s.channels);
     if (s.op == CONVOLUTION) m.packed.make(arena, s.channels * (long)s.offset.size());
-    if (s.op == LINEAR) widest = std::max(widest, (long)s.channels);
   }
-  work.panel.make(arena, (widest + 1) * LANES);
   work.turned.make(arena, (long)groups * LANES * LANES);
-  work.tile.make(arena, LANES * LANES);
   long most = 0;
   for (size_t l = 0; l < net.stages.size(); l++) {
     const Stage& s = net.stages[l];

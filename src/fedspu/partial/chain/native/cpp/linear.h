@@ -2,6 +2,7 @@
 #pragma once
 
 #include "convolution.h"
+#include "sgd.h"
 
 // Inputs, and in the backward pass outputs, at a time, so that they stay in the cache.
 enum { BLOCK = 256, BLOCK_BACK = 64 };
@@ -57,14 +58,16 @@ static void multiply_weights(const Stage& s, StageMemory& m, const float* in,
   }
 }
 
-// Sixteen inputs of a layer: where they are among its weights.
+// Sixteen inputs that train: where they are among the weights of an output.
 struct Columns {
+  long first;                          // of those that train
   long at[LANES];
   int count;
 };
 
 static Columns columns(const std::vector<int>& channels, int taps, long first) {
   Columns c{};
+  c.first = first;
   const long total = (long)channels.size() * taps;
   c.count = std::min((long)LANES, total - first);
   for (int i = 0; i < LANES; i++) {
@@ -154,27 +157,45 @@ static void multiply_images(const float* const* dy, long dy_group, const float* 
     UNROLL for (int v = 0; v < HALVES; v++) store(out + m * LANES + v * WIDTH, sum[m][v]);
 }
 
+// Calls use(row, columns, gradients) for every sixteen weights that train.
+template <class Use>
 static void weight_gradient(const Stage& s, StageMemory& m, Work& work, const float* in,
-                            float* d_weight, int groups) {
+                            int groups, Use use) {
   const Split blocks(s.rows_.size(), OUTPUTS);
   const long taps = s.trained.size(), dy_group = s.dy_group();
-  for (long k = 0; k < taps; k += LANES) {
-    const Columns c = columns(s.cols_, s.taps_per_channel, k);
-    for (int g = 0; g < groups; g++) {
-      const float* rows[LANES];
-      for (int i = 0; i < LANES; i++) rows[i] = in + g * s.in_group + c.at[i] * LANES;
-      transpose16(rows, work.turned + g * LANES * LANES, LANES);
+  const long turned = (long)groups * LANES * LANES;
+  for (long k = 0; k < taps; k += PANELS * LANES) {
+    Columns columns_of[PANELS];
+    int panels = 0;
+    for (; panels < PANELS && k + panels * LANES < taps; panels++) {
+      const Columns& c = columns_of[panels] = columns(s.cols_, s.taps_per_channel, k + panels * LANES);
+      for (int g = 0; g < groups; g++) {
+        const float* rows[LANES];
+        for (int i = 0; i < LANES; i++) rows[i] = in + g * s.in_group + c.at[i] * LANES;
+        transpose16(rows, work.turned + panels * turned + g * LANES * LANES, LANES);
+      }
     }
     for (size_t b = 0; b < blocks.size.size(); b++) {
       const float* dy[OUTPUTS];
       const int first = blocks.first[b], size = blocks.size[b];
       for (int i = 0; i < size; i++) dy[i] = m.dy + s.rows_[first + i] * s.dy_plane;
-      float out[OUTPUTS * LANES] __attribute__((aligned(64)));
-      with_size<OUTPUTS>(size, [&](auto n) {
-        multiply_images<n>(dy, dy_group, work.turned, groups, out);
-      });
-      for (int i = 0; i < size; i++)
-        memcpy(d_weight + (first + i) * taps + k, out + i * LANES, c.count * sizeof(float));
+      for (int panel = 0; panel < panels; panel++) {
+        float out[OUTPUTS * LANES] __attribute__((aligned(64)));
+        with_size<OUTPUTS>(size, [&](auto n) {
+          multiply_images<n>(dy, dy_group, work.turned + panel * turned, groups, out);
+        });
+        for (int i = 0; i < size; i++) use(first + i, columns_of[panel], out + i * LANES);
+      }
     }
   }
+}
+
+// A step of SGD of some weights of the r-th output that trains.
+static void step_columns(const Stage& s, float* weight, int r, const Columns& c,
+                         const float* grad, float* moment, const Sgd& sgd) {
+  weight += (long)s.need_[s.rows_[r]] * s.in_channels * s.taps_per_channel;
+  if (c.at[c.count - 1] == c.at[0] + c.count - 1)
+    return step_run(weight + c.at[0], grad, moment, c.count, 1, sgd);
+  for (int i = 0; i < c.count; i++)
+    step_run(weight + c.at[i], grad + i, moment ? moment + i : nullptr, 1, 1, sgd);
 }

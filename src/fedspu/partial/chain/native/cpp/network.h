@@ -96,6 +96,7 @@ struct Stage : Description {
   bool is_read_back = false;           // whether any later stage sends gradient to it
   int readers = 0, adders = 0;         // how many stages read it, and add it
   bool feeds_linear = false;           // then its maps follow one another without gaps
+  bool feeds_large = false;            // a linear layer that is large
   // Its input, as stored by the stage before.
   long in_group, in_plane, in_row, in_at;
   // Its values before the norm.
@@ -113,7 +114,9 @@ struct Stage : Description {
   long dy_plane, dy_at;
 
   // Whether its gradient is stored where its output was: by then nobody reads that.
-  bool shares_memory() const { return readers == 1 && adders == 0; }
+  bool shares_memory() const { return readers == 1 && adders == 0 && !feeds_large; }
+  // Whether its weights do not stay in the cache from one use to the next.
+  bool is_large() const { return op == LINEAR && (long)channels * in_channels * in_h * in_w >= 1 << 18; }
   // Whether dY is stored where y was: place by place, it is the last to read it.
   bool replaces_y() const {
     if (op == LINEAR) return (int)need_.size() == channels;
@@ -166,6 +169,8 @@ struct StageMemory {
     return others + (g * (s.channels - need) - 1 - s.slot[c]) * s.y_plane;
   }
 };
+
+enum { PANELS = 4 };  // of sixteen inputs, whose weights' gradients are found together
 
 struct Work {
   int max_groups;
@@ -253,6 +258,7 @@ static void lay_out(Network& net, const Description* given, int count) {
     if (s.from >= 0) net.stages[s.from].readers++;
     if (s.op == LINEAR)
       (s.from >= 0 ? net.stages[s.from].feeds_linear : net.feeds_linear) = true;
+    if (s.from >= 0 && s.is_large()) net.stages[s.from].feeds_large = true;
     if (s.add >= 0) net.stages[s.add].adders++;
   }
   for (int l = 0; l < count; l++) {
@@ -332,7 +338,7 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
     m.shift.resize(s.channels);
     if (s.op == CONVOLUTION) m.packed.make(arena, s.channels * (long)s.offset.size());
   }
-  work.turned.make(arena, (long)groups * LANES * LANES);
+  work.turned.make(arena, (long)PANELS * groups * LANES * LANES);
   long most = 0;
   for (size_t l = 0; l < net.stages.size(); l++) {
     const Stage& s = net.stages[l];

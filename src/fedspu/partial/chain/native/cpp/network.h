@@ -128,6 +128,10 @@ struct Stage : Description {
   }
   // Whether channels without gradient are stored apart, and only while they are needed.
   bool has_others() const { return op == CONVOLUTION && (int)need_.size() < channels; }
+  long coefficients(int groups) const {  // in floats, of its norm
+    if (norm == NO_NORM) return LANES;
+    return (long)channels * LANES * (norm == GROUP ? groups : 1);
+  }
   long num_trained() const { return (long)rows_.size() * trained.size(); }
 };
 
@@ -156,7 +160,6 @@ struct Network {
 struct StageMemory {
   Buffer y, others, out, grad, winner, dy, packed, packed_back, sums;
   Buffer a, b, mean, deviation, sa, sb;  // 16 for each channel, of each group if need be
-  Buffer s1, s2;                         // sums for the norm's backward pass
   Buffer d_weight;                       // doubles
   std::vector<double> total, square, rest;
   std::vector<float> shift;
@@ -177,6 +180,7 @@ struct Work {
   bool trains;
   std::vector<std::unique_ptr<StageMemory>> stages;
   Buffer input, turned;
+  Buffer s1, s2;                         // of one stage: sums for its norm's backward pass
   Mask valid[HALVES];                    // images of the last group
 };
 
@@ -330,8 +334,7 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
   for (const Stage& s : net.stages) {  // what does not depend on the images
     work.stages.emplace_back(new StageMemory);
     StageMemory& m = *work.stages.back();
-    const long coefficients = (long)s.channels * LANES * (s.norm == GROUP ? groups : 1);
-    for (Buffer* b : {&m.a, &m.b, &m.mean, &m.deviation}) b->make(arena, coefficients);
+    for (Buffer* b : {&m.a, &m.b, &m.mean, &m.deviation}) b->make(arena, s.coefficients(groups));
     m.total.resize(s.channels);
     m.square.resize(s.channels);
     m.rest.resize(s.channels);
@@ -339,6 +342,10 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
     if (s.op == CONVOLUTION) m.packed.make(arena, s.channels * (long)s.offset.size());
   }
   work.turned.make(arena, (long)PANELS * groups * LANES * LANES);
+  size_t widest = 0;
+  for (const Stage& s : net.stages) widest = std::max(widest, s.need_.size());
+  if (trains)
+    for (Buffer* b : {&work.s1, &work.s2}) b->make(arena, widest * LANES);
   long most = 0;
   for (size_t l = 0; l < net.stages.size(); l++) {
     const Stage& s = net.stages[l];
@@ -352,9 +359,7 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
       if (s.pool == MAX) m.winner.make(arena, groups * need * s.grad_plane);
       if (s.replaces_y()) m.dy = m.y;
       else m.dy.make(arena, (s.op == LINEAR ? groups : 1) * need * s.dy_plane);
-      const long coefficients = (long)s.channels * LANES * (s.norm == GROUP ? groups : 1);
-      for (Buffer* b : {&m.sa, &m.sb}) b->make(arena, coefficients);
-      for (Buffer* b : {&m.s1, &m.s2}) b->make(arena, need * LANES);
+      for (Buffer* b : {&m.sa, &m.sb}) b->make(arena, s.coefficients(groups));
       if (s.op == CONVOLUTION) {
         const long below = s.from >= 0 ? net.stages[s.from].need_.size() : 0;
         m.packed_back.make(arena, need * s.taps_per_channel * below);

@@ -11,7 +11,7 @@ static void fill(float* to, float value) {
 static void begin_norm(const Stage& s, StageMemory& m, const Tensors& t) {
   for (int c = 0; c < s.channels; c++) {
     m.total[c] = m.square[c] = 0;
-    if (s.norm != NO_NORM && s.norm != RUNNING) continue;
+    if (s.norm != RUNNING && (s.norm != NO_NORM || c > 0)) continue;
     const bool runs = s.norm == RUNNING;
     const float deviation = runs ? 1 / std::sqrt((double)t.variance[c] + s.eps) : 1;
     fill(m.mean + c * LANES, runs ? t.mean[c] : 0);
@@ -130,8 +130,8 @@ static void add_norm_gradients(const Pass& p, const Tensors& t, int g) {
     const long at = p.coefficient(g, s.need_[n]);
     Vec moment[HALVES];
     for (int v = 0; v < HALVES; v++)
-      moment[v] = load(p.m.s2 + n * LANES + v * WIDTH) * load(p.m.deviation + at + v * WIDTH);
-    p.m.total[n] += sum(p.m.s1 + n * LANES);
+      moment[v] = load(p.work.s2 + n * LANES + v * WIDTH) * load(p.m.deviation + at + v * WIDTH);
+    p.m.total[n] += sum(p.work.s1 + n * LANES);
     p.m.square[n] += sum(moment);
   }
   if (s.norm != GROUP) return;
@@ -146,8 +146,8 @@ static void add_norm_gradients(const Pass& p, const Tensors& t, int g) {
         if (s.slot[c] >= 0) {
           const long from = s.slot[c] * LANES + v * WIDTH;
           const Vec scale = all(t.scale ? t.scale[c] : 1.f);
-          m1 = fma(scale, load(p.m.s1 + from), m1);
-          m2 = fma(scale, load(p.m.s2 + from), m2);
+          m1 = fma(scale, load(p.work.s1 + from), m1);
+          m2 = fma(scale, load(p.work.s2 + from), m2);
         }
       for (int c = first; c < first + width; c++) {
         const long to = p.coefficient(g, c) + v * WIDTH;

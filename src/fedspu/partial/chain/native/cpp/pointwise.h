@@ -25,6 +25,7 @@ struct Pass {
     return output_of(s.from) + s.in_at + g * s.y_group + c * s.y_plane;
   }
   long coefficient(int g, int c) const {
+    if (s.norm == NO_NORM) return 0;  // the same for all channels
     return ((s.norm == GROUP ? (long)g * s.channels : 0) + c) * LANES;
   }
   // Whether the largest of a window must be found among activations, not before them.
@@ -238,8 +239,8 @@ static void add_up(const Pass& p, int g) {
       }
     }
     for (int v = 0; v < HALVES; v++) {
-      store(p.m.s1 + n * LANES + v * WIDTH, total[v]);
-      store(p.m.s2 + n * LANES + v * WIDTH, moment[v]);
+      store(p.work.s1 + n * LANES + v * WIDTH, total[v]);
+      store(p.work.s2 + n * LANES + v * WIDTH, moment[v]);
     }
   }
 }

@@ -173,7 +173,7 @@ struct StageMemory {
   }
 };
 
-enum { PANELS = 4 };  // of sixteen inputs, whose weights' gradients are found together
+enum { PANELS = 16 };  // at most, of sixteen inputs, whose weights' gradients are found together
 
 struct Work {
   int max_groups;
@@ -341,11 +341,15 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
     m.shift.resize(s.channels);
     if (s.op == CONVOLUTION) m.packed.make(arena, s.channels * (long)s.offset.size());
   }
-  work.turned.make(arena, (long)PANELS * groups * LANES * LANES);
   size_t widest = 0;
   for (const Stage& s : net.stages) widest = std::max(widest, s.need_.size());
-  if (trains)
+  if (trains) {
     for (Buffer* b : {&work.s1, &work.s2}) b->make(arena, widest * LANES);
+    long panels = 0;
+    for (const Stage& s : net.stages)
+      if (s.op == LINEAR) panels = std::max(panels, ((long)s.trained.size() + LANES - 1) / LANES);
+    work.turned.make(arena, std::min(panels, (long)PANELS) * groups * LANES * LANES);
+  }
   long most = 0;
   for (size_t l = 0; l < net.stages.size(); l++) {
     const Stage& s = net.stages[l];

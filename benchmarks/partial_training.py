@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
+from fedspu.partial.chain.native.models import why_not
 from fedspu.profile.peak_memory import step_bytes
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -94,6 +95,7 @@ class Ground:
     neurons: fedspu.Neurons
     x: Tensor
     y: Tensor
+    kernels: Any
 
     @staticmethod
     def of(case: Case) -> "Ground":
@@ -102,7 +104,10 @@ class Ground:
         x = torch.randn(*case.shape, generator=generator)
         y = torch.randint(case.classes, case.shape[:1], generator=generator)
         model = case.build().train()
-        return Ground(model, fedspu.map_neurons(model, x[:2]), x, y)
+        neurons = fedspu.map_neurons(model, x[:2])
+        # native.py measures chains as compiled code.
+        is_chain = why_not(model, case.shape[1:]) is None
+        return Ground(model, neurons, x, y, "torch" if is_chain else "auto")
 
     def variant(self, setting: str, column: str, stack: ExitStack) -> Variant:
         """One way to train; it lasts as long as the stack."""
@@ -122,7 +127,7 @@ class Ground:
             active,
             mode,  # type: ignore[arg-type]
             saves=saves,  # type: ignore[arg-type]
-            kernels="torch",  # native.py measures the compiled code
+            kernels=self.kernels,
         )
         return Variant(model, stack.enter_context(context), x, self.y)
 

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.nn.functional as F
+from torch import Tensor
 
 import fedspu
 from fedspu.errors import SettingsError, StorageError
@@ -33,9 +35,10 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("library", "models", "network"):
         module = f"fedspu.partial.chain.native.{place}.find"
         monkeypatch.setattr(module, lambda: Found(None, "no C++ compiler was found"))
-    monkeypatch.setattr(
-        "fedspu.partial.chain.autograd.find", lambda: Found(None, "no C++ compiler")
-    )
+    for place in ("chain.autograd", "clamped_norms"):
+        monkeypatch.setattr(
+            f"fedspu.partial.{place}.find", lambda: Found(None, "no C++ compiler")
+        )
 
 
 @pytest.mark.parametrize(
@@ -121,3 +124,28 @@ def test_a_comparison_takes_runs_of_either_kind(tmp_path: Path) -> None:
     assert run("torch") == run("auto")
     with pytest.raises(StorageError, match=r"train\.kernels = torch, but native"):
         run("native")
+
+
+class OtherNet(ConvNet):
+    """A network with an operation that compiled code does not know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        x = F.relu6(self.bn1(self.conv1(x)))
+        x = F.max_pool2d(F.relu6(self.bn2(self.conv2(x))), 2)
+        scores: Tensor = self.fc(x.flatten(1))
+        return scores
+
+
+def test_networks_whose_norms_are_compiled_say_so(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    def play(name: str) -> None:
+        given = named(rounds=1, out=str(tmp_path / name))
+        fedspu.simulate(given, model=OtherNet, data=examples())
+
+    play("with")
+    assert used(tmp_path / "with") == "native"
+    request.getfixturevalue("no_compiler")
+    play("without")
+    assert used(tmp_path / "without") == "torch"

@@ -20,7 +20,7 @@ from fedspu.federation.plan import Build, Plan, Sample, check_choices, make_plan
 from fedspu.methods import make_method
 from fedspu.methods.method import Method
 from fedspu.neurons.calls import undisturbed
-from fedspu.partial.chain.native.models import why_not
+from fedspu.partial.clamped_norms import why_not_compiled
 from fedspu.resolve import resolve
 from fedspu.settings import Settings
 from fedspu.settings_text import flatten
@@ -73,7 +73,7 @@ def with_kernels(plan: Plan, sample: Sample) -> Settings:
     device = find_device(plan.settings.device)
     if device.type == "cpu":
         with undisturbed():
-            reason = why_not(plan.build().train(), tuple(sample.x.shape[1:]))
+            reason = why_not_compiled(plan.build().train(), tuple(sample.x.shape[1:]))
     else:
         reason = f"they do not run on {device.type}"
     if reason and asked == "native":

@@ -183,8 +183,9 @@ class TrainSettings(Table):
     )
     kernels: Literal["auto", "native", "torch"] = setting(
         "auto",
-        "What runs small networks that are a chain of layers: compiled code, if there "
-        "is a compiler (auto), always (native), or PyTorch (torch).",
+        "What runs small networks that are a chain of layers, and norms of others: "
+        "compiled code, if there is a compiler (auto), always (native), or PyTorch "
+        "(torch).",
         "--kernels",
     )
 

@@ -61,8 +61,9 @@ def partial_training(
     possible, which is somewhat slower (``lean``). The numbers are the same.
 
     ``kernels``: small networks that are a chain of layers run as compiled code, if
-    there is a compiler (``auto``); as ``native``, but a missing compiler is an error;
-    or by PyTorch (``torch``), like all other models. They round differently.
+    there is a compiler, and so do batch norms of other networks (``auto``); the same,
+    but a missing compiler is an error (``native``); or all by PyTorch (``torch``). They
+    round differently.
     Compiled code needs as little memory with ``fast`` as with ``lean``.
     """
     if mode not in ("exact", "truncated"):

@@ -24,6 +24,7 @@ from fedspu.partial.norms import LayerNormPart, NormPart, make_layer_normed
 from fedspu.partial.operations import batch_normed
 from fedspu.partial.remake import (
     Remake,
+    is_in_checkpoint,
     need_of,
     note,
     pack,
@@ -65,9 +66,7 @@ class _Lean(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        # A checkpoint saves nothing, and later runs the operations again, not lean.
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+        if is_in_checkpoint():
             return func(*args, **kwargs)
         names, run = _LEAN.get(func, ((), None))
         given = dict(zip(names, args, strict=False)) | kwargs

@@ -7,6 +7,7 @@ run in this way only if its graph shows that it never asks.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -43,10 +44,15 @@ def rows_of(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
-def usual_forward(model: nn.Module, num_hooks: int) -> Callable[..., Any] | None:
+def usual_forward(
+    model: nn.Module,
+    num_hooks: int,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Callable[..., Any] | None:
     """How to run a model with maps in the faster format; None for other models.
 
     ``num_hooks``: how many forward hooks of each kind we put on every layer ourselves.
+    Inside of ``around()``, steps run.
     """
     graph = trace(model).graph
     if graph is None or not _fits(graph):
@@ -58,7 +64,9 @@ def usual_forward(model: nn.Module, num_hooks: int) -> Callable[..., Any] | None
             return own(*args, **kwargs)
         if is_watched(model, num_hooks):  # hooks may ask for a view
             return own(*args)
-        out = own(args[0].contiguous(memory_format=torch.channels_last))
+        x = args[0].contiguous(memory_format=torch.channels_last)
+        with around() if torch.is_grad_enabled() else nullcontext():
+            out = own(x)
         return out.contiguous() if isinstance(out, Tensor) else out
 
     return forward

@@ -111,6 +111,36 @@ def batch_normed(given: Arguments) -> tuple[Tensor, Remake] | None:
 
     None if the norm is left to PyTorch: in eval mode, or in another precision.
     """
+    pieces = norm_pieces(given)
+    if pieces is None:
+        return None
+    x, (weight, bias, part) = given["input"], pieces
+    need = part.need
+    kept = x.detach()
+    if need is not None:
+        kept = compact(take_span(kept, 1, need))
+    running = given.get("running_mean"), given.get("running_var")
+    momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
+    y, mean, deviation = BatchNormPart.apply(  # type: ignore[no-untyped-call]  # as above
+        x,
+        weight.leaf,
+        bias.leaf,
+        weight.full,
+        bias.full,
+        running,
+        momentum,
+        eps,
+        kept,
+        part,
+    )
+    values: Any = (mean, deviation, weight.full, bias.full)
+    kept = (kept, *(take_span(value, 0, need) for value in values))
+    remake = Remake(kept, make_batch_normed, dim=1, has=need)
+    return note(y, need=need), remake
+
+
+def norm_pieces(given: Arguments) -> tuple[Piece, Piece, NormPart] | None:
+    """A batch norm's weight and bias, and what trains of them; None as above."""
     x, weight, bias = given["input"], Piece(given["weight"]), Piece(given["bias"])
     is_usual = (
         given.get("training", False)
@@ -128,29 +158,8 @@ def batch_normed(given: Arguments) -> tuple[Tensor, Remake] | None:
     need = need_of(x)
     if not (is_same(need, weight.span) and is_same(need, bias.span)):
         need = None
-    kept = x.detach()
-    if need is not None:
-        kept = compact(take_span(kept, 1, need))
-    running = given.get("running_mean"), given.get("running_var")
-    momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
     how: How = given.get("how", weight.how)
-    part = NormPart(weight.span, bias.span, need, how.rounds_as_torch)
-    y, mean, deviation = BatchNormPart.apply(  # type: ignore[no-untyped-call]  # as above
-        x,
-        weight.leaf,
-        bias.leaf,
-        weight.full,
-        bias.full,
-        running,
-        momentum,
-        eps,
-        kept,
-        part,
-    )
-    values: Any = (mean, deviation, weight.full, bias.full)
-    kept = (kept, *(take_span(value, 0, need) for value in values))
-    remake = Remake(kept, make_batch_normed, dim=1, has=need)
-    return note(y, need=need), remake
+    return weight, bias, NormPart(weight.span, bias.span, need, how.rounds_as_torch)
 
 
 def _embedding(func: Any, given: Arguments) -> Any:

@@ -55,6 +55,15 @@ def remake_of(x: Tensor) -> Remake | None:
     return noted.remake if noted else None
 
 
+def is_in_checkpoint() -> bool:
+    """Whether a checkpoint saves nothing now, and runs the operations again later.
+
+    By then nobody watches them, so they must run as usual now, too.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
 def need_of(x: Tensor) -> Span:
     """The channels of the gradient of ``x`` that are read: all, or these."""
     noted = _note_of(x)

@@ -147,7 +147,8 @@ def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
     lines = ["", "Compiled code ran all steps."]
     if profile.why_not_native is not None:
         lines[-1] = (
-            f"PyTorch ran all steps, not compiled code: {profile.why_not_native}."
+            "PyTorch ran all steps (but perhaps norms), not compiled code: "
+            f"{profile.why_not_native}."
         )
     for taken, settings in ways.items():
         lines += ["", f"How gradients were computed, {_settings(settings)}:"]

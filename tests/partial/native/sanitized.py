@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedspu.partial import clamped_norms
 from fedspu.partial.chain.native import calls, library, models, network
+from fedspu.partial.norms import NormPart
 from tests.partial.native.nets import (
     CLASSES,
     chains,
@@ -48,10 +50,26 @@ def everything(
     judge = models.make_judge(model.eval(), shape)
     assert judge is not None
     judge(x)
+    norm(number, seed)
+
+
+def norm(number: int, seed: int) -> None:
+    """A batch norm of maps by itself, forward and backward."""
+    height, channels = 1 + seed, 2 + 7 * seed
+    x = torch.randn(number + 1, channels, height, 3)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = torch.ones(channels), torch.zeros(channels)
+    running = torch.zeros(channels), torch.ones(channels)
+    y = clamped_norms.ClampedNorm.apply(  # type: ignore[no-untyped-call]
+        *(x, weight, bias, weight, bias, running, (0.1, 1e-5), clamped_norms.RELU),
+        NormPart(None, None),
+    )
+    y.sum().backward()
 
 
 if __name__ == "__main__":
     found = library.Found(library._opened(Path(sys.argv[1])), "with sanitizers")
-    vars(network)["find"] = vars(models)["find"] = lambda: found
+    for module in (network, models, clamped_norms):
+        vars(module)["find"] = lambda: found
     everything()
     sys.stdout.write("fine")

@@ -300,3 +300,30 @@ def test_maps_as_output() -> None:
     with torch.no_grad():
         assert run(x).shape == model(x).shape == (18, 4, 8, 8)
         assert distance(run(x), model(x).double()) < 1e-5
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_large_weights_take_the_same_step_at_once(p: float, momentum: float) -> None:
+    """With a limit that is never reached, all weights take their step in the end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(520, 513),
+        nn.ReLU(),
+        nn.Linear(513, 530),
+        nn.Tanh(),
+        nn.Linear(530, 5),
+    )
+    x, y = torch.randn(40, 520), torch.randint(5, (40,))
+    spans, found = parts(model, p, 0), []
+    for clip in (0.0, 1e9):
+        own = copy.deepcopy(model)
+        sgd = Sgd(0.1, momentum=momentum, decay=0.01, clip=clip)
+        training = make_training(own, spans, x, y, sgd, is_truncated=False)
+        assert training is not None
+        for epoch in range(2):
+            training.epoch(iter(torch.arange(40).split(19)[:2]), epoch)
+        found.append(own.state_dict())
+    for name, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][name]), name
+        assert not torch.equal(tensor, model.state_dict()[name]), name

@@ -10,7 +10,7 @@ import torch
 from fedspu.data.examples import DividedData
 from fedspu.errors import FedSPUError
 from fedspu.federation.plan import Plan, first_line
-from fedspu.partial.chain.native.models import why_not
+from fedspu.partial.clamped_norms import why_not_compiled
 
 
 def cause(error: BaseException) -> str:
@@ -44,7 +44,7 @@ def check_kernels(plan: Plan, examples: DividedData) -> None:
     """Refuse a node that cannot run what all clients must use."""
     if plan.settings.train.kernels != "native":
         return
-    reason = why_not(plan.build().train(), tuple(examples.data.x.shape[1:]))
+    reason = why_not_compiled(plan.build().train(), tuple(examples.data.x.shape[1:]))
     if reason:
         raise FedSPUError(
             f"the Ray node {socket.gethostname()} cannot run compiled code: {reason}; "

@@ -23,6 +23,7 @@ from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.models import Kernels, NativeForward
 from fedspu.partial.chain.native.stages import NotAChainError
 from fedspu.partial.chain.pooling import halves, pool, unpool
+from fedspu.partial.clamped_norms import clamping_norms
 from fedspu.partial.interception import replaced_forward
 from fedspu.partial.memory_format import usual_forward
 from fedspu.partial.norms import batch_norm_back, batch_norm_back_, centre, track
@@ -58,8 +59,10 @@ def running_chain(
     """
     native = _native(model, spans, trainable, how, kernels)
     stages = _stages(model, find_chain(model), spans, list(trainable), how)
+    has_code = kernels != "torch" and find().library is not None
+    around = clamping_norms(model) if has_code else nullcontext
     # In the faster memory format, a lean step would need more memory at its peak.
-    usual = None if how.is_lean else usual_forward(model, num_hooks)
+    usual = None if how.is_lean else usual_forward(model, num_hooks, around)
     if native is None and not stages:
         with replaced_forward(model, usual) if usual else nullcontext():
             yield

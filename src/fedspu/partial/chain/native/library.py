@@ -237,6 +237,17 @@ def _signatures() -> Iterator[tuple[str, Any, list[Any]]]:
     yield "chain_work_size", long, [pointer, integer, integer]
     yield "chain_work_new", pointer, [pointer, integer, integer, pointer]
     yield "chain_work_free", None, [pointer]
+    numbers = [ctypes.c_float] * 2
+    yield (
+        "map_norm_forward",
+        integer,
+        [long, long, *[pointer] * 5, *numbers, *numbers, pointer, pointer],
+    )
+    yield (
+        "map_norm_backward",
+        integer,
+        [long, long, pointer, pointer, *numbers, *[pointer] * 4],
+    )
     yield "chain_forward", None, [*[pointer] * 4, long, key, pointer]
     yield "chain_backward", None, [*[pointer] * 4, long, key]
     yield "chain_epoch", ctypes.c_double, [*[pointer] * 8, long, pointer, key]

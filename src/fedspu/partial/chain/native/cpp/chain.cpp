@@ -1,13 +1,14 @@
 // A chain of layers, forward and backward, in one call: the interface to Python.
 #include "linear.h"
+#include "map_norms.h"
 #include "norms.h"
 
 // Input: [image][channel][row][column] -> groups of 16 images --------------------------
 
 static void load_row(const float* const* image, long at, int count, float* to) {
   int i = 0;
-  for (; i + WIDTH <= count; i += WIDTH)
-    for (int half = 0; half < LANES; half += WIDTH)
+  for (; i + 8 <= count; i += 8)
+    for (int half = 0; half < LANES; half += 8)
       transpose8(image + half, at + i, to + i * LANES + half, LANES);
   for (; i < count; i++)
     for (int lane = 0; lane < LANES; lane++) to[i * LANES + lane] = image[lane][at + i];
@@ -66,7 +67,8 @@ static double cross_entropy(const Network& net, Work& work, const int64_t* y,
   for (long first = 0; first < n; first += LANES) {
     const float* z = m.out + first / LANES * s.out_group;
     float* d = m.grad + first / LANES * s.grad_group;
-    Vec top[HALVES] = {load(z), load(z + WIDTH)}, total[HALVES] = {all(0.f), all(0.f)};
+    Vec top[HALVES], total[HALVES] = {};
+    for (int v = 0; v < HALVES; v++) top[v] = load(z + v * WIDTH);
     for (int c = 1; c < s.channels; c++)
       for (int v = 0; v < HALVES; v++) top[v] = larger(top[v], load(z + c * LANES + v * WIDTH));
     for (int c = 0; c < s.channels; c++)
@@ -157,7 +159,8 @@ static void pass_through(const Stage& s, const Stage& below, StageMemory& m, flo
     }
 }
 
-static void backward(const Network& net, Work& work, const Tensors* tensors, long n, uint64_t key) {
+static void backward(const Network& net, Work& work, const Tensors* tensors, long n, uint64_t key,
+                     const Update* update = nullptr) {
   const int groups = (n + LANES - 1) / LANES;
   for (int l = (int)net.stages.size() - 1; l >= 0; l--) {
     const Stage& s = net.stages[l];
@@ -208,73 +211,21 @@ static void backward(const Network& net, Work& work, const Tensors* tensors, lon
     if (s.op == CONVOLUTION && t.d_weight)
       std::copy_n(p.m.weight_sums(), s.num_trained(), t.d_weight);
     if (s.op == LINEAR) {
-      if (t.d_weight) weight_gradient(s, p.m, work, in, t.d_weight, groups);
-      if (below) gradient_below(s, *below, p.m, *work.stages[s.from], work, t.weight, groups);
+      const bool steps = update && update->is_at_once(s);
+      float* moment = steps && update->moments ? update->moments[l].d_weight : nullptr;
+      auto below_it = [&] {
+        if (below) gradient_below(s, *below, p.m, *work.stages[s.from], t.weight, groups);
+      };
+      if (steps) below_it();  // before the weights change; otherwise it may overwrite `in`
+      if (t.d_weight)
+        weight_gradient(s, p.m, work, in, groups, [&](int r, const Columns& c, const float* grad) {
+          const long at = r * (long)s.trained.size() + c.first;
+          if (!steps) memcpy(t.d_weight + at, grad, c.count * sizeof(float));
+          else step_columns(s, t.weight, r, c, grad, moment ? moment + at : nullptr, update->sgd);
+        });
+      if (!steps) below_it();
     }
   }
-}
-
-// SGD -----------------------------------------------------------------------------------
-
-typedef std::vector<std::pair<long, long>> Runs;
-
-struct Parameter {  // what trains of it: some rows, and some runs of each
-  float *value, *grad, *moment;
-  long row;
-  const Runs* runs;
-  long count;                          // of what trains of a row
-};
-
-template <class Use>
-static void each_parameter(const Network& net, const Tensors* tensors, const Tensors* moments,
-                           Use use) {
-  static const Runs one{{0, 1}};
-  for (size_t l = 0; l < net.stages.size(); l++) {
-    const Stage& s = net.stages[l];
-    const Tensors &t = tensors[l], m = moments ? moments[l] : Tensors{};
-    const long row = (long)s.in_channels * s.taps_per_channel;
-    if (t.d_weight)
-      use(s, Parameter{t.weight, t.d_weight, m.d_weight, row, &s.runs, (long)s.trained.size()});
-    if (t.d_bias) use(s, Parameter{t.bias, t.d_bias, m.d_bias, 1, &one, 1});
-    if (t.d_scale) use(s, Parameter{t.scale, t.d_scale, m.d_scale, 1, &one, 1});
-    if (t.d_shift) use(s, Parameter{t.shift, t.d_shift, m.d_shift, 1, &one, 1});
-  }
-}
-
-static void step_run(float* __restrict w, const float* __restrict grad, float* __restrict moment,
-                     long count, float factor, const Sgd& sgd) {
-  const float lr = sgd.lr, decay = sgd.decay, momentum = sgd.momentum;
-  if (moment)
-    for (long k = 0; k < count; k++) {
-      moment[k] = momentum * moment[k] + (factor * grad[k] + decay * w[k]);
-      w[k] -= lr * moment[k];
-    }
-  else
-    for (long k = 0; k < count; k++) w[k] -= lr * (factor * grad[k] + decay * w[k]);
-}
-
-static void take_step(const Network& net, const Tensors* tensors, const Tensors* moments,
-                      const Sgd& sgd) {
-  float factor = 1;
-  if (sgd.clip > 0) {
-    double square = 0;
-    each_parameter(net, tensors, moments, [&](const Stage& s, const Parameter& p) {
-      for (long i = 0; i < (long)s.rows_.size() * p.count; i++)
-        square += (double)p.grad[i] * p.grad[i];
-    });
-    const double bound = sgd.clip / (std::sqrt(square) + 1e-6);
-    factor = bound > 1 ? 1 : bound;  // NaN stays
-  }
-  each_parameter(net, tensors, moments, [&](const Stage& s, const Parameter& p) {
-    for (size_t r = 0; r < s.rows_.size(); r++) {
-      long at = r * p.count;
-      for (const auto& run : *p.runs) {
-        step_run(p.value + s.need_[s.rows_[r]] * p.row + run.first, p.grad + at,
-                 p.moment ? p.moment + at : nullptr, run.second, factor, sgd);
-        at += run.second;
-      }
-    }
-  });
 }
 
 // The interface -------------------------------------------------------------------------
@@ -355,8 +306,9 @@ double chain_epoch(const void* given, void* space, const Tensors* tensors,
     load_input(net, work, images, here, n);
     forward(net, work, tensors, n, own);
     loss += cross_entropy(net, work, y, here, n);
-    backward(net, work, tensors, n, own);
-    take_step(net, tensors, moments, *sgd);
+    const Update update{*sgd, moments};
+    backward(net, work, tensors, n, own, &update);
+    take_step(net, tensors, update);
   }
   return loss;
 }

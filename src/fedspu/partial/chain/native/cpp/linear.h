@@ -2,24 +2,34 @@
 #pragma once
 
 #include "convolution.h"
+#include "sgd.h"
 
-enum { BLOCK = 256 };  // inputs at a time, so that they stay in the cache
+// Inputs, and in the backward pass outputs, at a time, so that they stay in the cache.
+enum { BLOCK = 256, BLOCK_BACK = 64 };
 
-template <int M>
-static void add_products(const float* weight, long step, const float* x, int count, float* y) {
-  Vec sum[M][HALVES];
+// M outputs of some groups, of which each is a step after the one before.
+template <int M, int GROUPS>
+static void add_products(const float* weight, long features, const float* x, long x_step,
+                         int count, float* y, long y_step) {
+  Vec sum[M][GROUPS][HALVES];
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int v = 0; v < HALVES; v++) sum[m][v] = load(y + m * LANES + v * WIDTH);
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        sum[m][g][v] = load(y + g * y_step + m * LANES + v * WIDTH);
   for (int k = 0; k < count; k++) {
-    Vec low = load(x + k * LANES), high = load(x + k * LANES + WIDTH);
+    Vec in[GROUPS][HALVES];
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++) in[g][v] = load(x + g * x_step + k * LANES + v * WIDTH);
     UNROLL for (int m = 0; m < M; m++) {
-      Vec w = all(weight[m * step + k]);
-      sum[m][0] = fma(w, low, sum[m][0]);
-      sum[m][1] = fma(w, high, sum[m][1]);
+      Vec w = all(weight[m * features + k]);
+      UNROLL for (int g = 0; g < GROUPS; g++)
+        UNROLL for (int v = 0; v < HALVES; v++) sum[m][g][v] = fma(w, in[g][v], sum[m][g][v]);
     }
   }
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int v = 0; v < HALVES; v++) store(y + m * LANES + v * WIDTH, sum[m][v]);
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        store(y + g * y_step + m * LANES + v * WIDTH, sum[m][g][v]);
 }
 
 static void multiply_weights(const Stage& s, StageMemory& m, const float* in,
@@ -34,85 +44,97 @@ static void multiply_weights(const Stage& s, StageMemory& m, const float* in,
     for (size_t b = 0; b < s.out_blocks.size.size(); b++) {
       const int first = s.out_blocks.first[b];
       const float* weight = t.weight + (long)first * features + k;
-      for (int g = 0; g < groups; g++) {
-        const float* x = in + g * s.in_group + (long)k * LANES;
-        float* y = m.y + g * s.y_group + first * LANES;
-#define CALL(n) add_products<n>(weight, features, x, count, y)
-        FOR_SIZE(s.out_blocks.size[b], CALL)
-#undef CALL
-      }
+      with_size<OUTPUTS>(s.out_blocks.size[b], [&](auto n) {
+        const float* x = in + (long)k * LANES;
+        float* y = m.y + first * LANES;
+        int g = 0;
+        for (; g + TILE <= groups; g += TILE)
+          add_products<n, TILE>(weight, features, x + g * s.in_group, s.in_group, count,
+                                y + g * s.y_group, s.y_group);
+        for (; g < groups; g++)
+          add_products<n, 1>(weight, features, x + g * s.in_group, 0, count, y + g * s.y_group, 0);
+      });
     }
   }
 }
 
-// Sixteen inputs of a layer: where they are among its weights.
+// Sixteen inputs that train: where they are among the weights of an output.
 struct Columns {
+  long first;                          // of those that train
   long at[LANES];
   int count;
-  bool is_row;                         // whether they follow one another, all sixteen
 };
 
 static Columns columns(const std::vector<int>& channels, int taps, long first) {
   Columns c{};
+  c.first = first;
   const long total = (long)channels.size() * taps;
   c.count = std::min((long)LANES, total - first);
   for (int i = 0; i < LANES; i++) {
     const long k = std::min(first + i, total - 1);
     c.at[i] = (long)channels[k / taps] * taps + k % taps;
   }
-  c.is_row = c.count == LANES && c.at[LANES - 1] == c.at[0] + LANES - 1;
   return c;
 }
 
-// out[m] = sum over k of a[k][m] * b[k], for M images.
-template <int M>
-static void multiply_panel(const float* a, const float* b, int count, float* out) {
-  Vec sum[M][HALVES];
-  UNROLL for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = all(0.f);
-  for (int k = 0; k < count; k++) {
-    Vec low = load(b + k * LANES), high = load(b + k * LANES + WIDTH);
+// The gradient of M inputs, of some groups: sums over outputs of weight * dy. Weights are
+// read where they are: of each output, those of the inputs, which may be a row or not.
+template <int M, int GROUPS, bool IS_ROW>
+static void add_products_back(const float* weight, const long* output, const long* input,
+                              const float* dy, long dy_step, int count, float* grad,
+                              long grad_step, bool adds) {
+  Vec sum[M][GROUPS][HALVES];
+  UNROLL for (int m = 0; m < M; m++)
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        sum[m][g][v] = adds ? load(grad + g * grad_step + input[m] * LANES + v * WIDTH) : all(0.f);
+  for (int o = 0; o < count; o++) {
+    const float *row = weight + output[o], *first = row + input[0];
+    Vec d[GROUPS][HALVES];
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++) d[g][v] = load(dy + g * dy_step + o * LANES + v * WIDTH);
     UNROLL for (int m = 0; m < M; m++) {
-      Vec x = all(a[k * LANES + m]);
-      sum[m][0] = fma(x, low, sum[m][0]);
-      sum[m][1] = fma(x, high, sum[m][1]);
+      Vec w = all(IS_ROW ? first[m] : row[input[m]]);
+      UNROLL for (int g = 0; g < GROUPS; g++)
+        UNROLL for (int v = 0; v < HALVES; v++) sum[m][g][v] = fma(w, d[g][v], sum[m][g][v]);
     }
   }
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int v = 0; v < HALVES; v++) store(out + m * LANES + v * WIDTH, sum[m][v]);
+    UNROLL for (int g = 0; g < GROUPS; g++)
+      UNROLL for (int v = 0; v < HALVES; v++)
+        store(grad + g * grad_step + input[m] * LANES + v * WIDTH, sum[m][g][v]);
 }
 
-static void gradient_below(const Stage& s, const Stage& below, StageMemory& m,
-                           StageMemory& to, Work& work, const float* weight, int groups) {
-  const int taps = s.taps_per_channel, need = s.need_.size();
-  const long features = (long)s.in_channels * taps, dy_group = s.dy_group();
-  float aside[LANES * LANES] __attribute__((aligned(64)));
-  for (long k = 0; k < (long)below.need_.size() * taps; k += LANES) {
-    const Columns c = columns(below.need_, taps, k);
-    for (int o = 0; o < need; o++) {
-      float* panel = work.panel + o * LANES;
-      const float* row = weight + s.need_[o] * features;
-      if (c.is_row) memcpy(panel, row + c.at[0], LANES * sizeof(float));
-      else for (int i = 0; i < LANES; i++) panel[i] = row[c.at[i]];
-    }
-    for (int g = 0; g < groups; g++) {
-      const float* dy = m.dy + g * dy_group;
-      multiply_panel<6>(dy, work.panel, need, work.tile);
-      multiply_panel<5>(dy + 6, work.panel, need, work.tile + 6 * LANES);
-      multiply_panel<5>(dy + 11, work.panel, need, work.tile + 11 * LANES);
-      float* grad = to.grad + g * below.grad_group;
-      const float* rows[LANES];
-      for (int i = 0; i < LANES; i++) rows[i] = work.tile + i * LANES;
-      if (c.is_row && !s.adds_below) {
-        transpose16(rows, grad + c.at[0] * LANES, LANES);
-        continue;
-      }
-      transpose16(rows, aside, LANES);
-      for (int i = 0; i < c.count; i++)
-        for (int v = 0; v < HALVES; v++) {
-          float* p = grad + c.at[i] * LANES + v * WIDTH;
-          Vec x = load(aside + i * LANES + v * WIDTH);
-          store(p, s.adds_below ? load(p) + x : x);
-        }
+template <bool IS_ROW>
+static void gradient_below(const Stage& s, const Stage& below, const float* weight, int first,
+                           int size, const float* dy, int begin, int count, float* grad,
+                           int groups) {
+  const bool adds = s.adds_below || begin > 0;
+  const long *output = &s.outputs_back[begin], *input = &s.inputs_back[first];
+  with_size<OUTPUTS>(size, [&](auto m) {
+    int g = 0;
+    for (; g + TILE <= groups; g += TILE)
+      add_products_back<m, TILE, IS_ROW>(weight, output, input, dy + g * s.dy_group(),
+                                         s.dy_group(), count, grad + g * below.grad_group,
+                                         below.grad_group, adds);
+    for (; g < groups; g++)
+      add_products_back<m, 1, IS_ROW>(weight, output, input, dy + g * s.dy_group(), 0, count,
+                                      grad + g * below.grad_group, 0, adds);
+  });
+}
+
+static void gradient_below(const Stage& s, const Stage& below, StageMemory& m, StageMemory& to,
+                           const float* weight, int groups) {
+  const int need = s.need_.size();
+  for (int begin = 0; begin < need; begin += BLOCK_BACK) {
+    const int count = std::min((int)BLOCK_BACK, need - begin);
+    const float* dy = m.dy + (long)begin * LANES;
+    for (size_t b = 0; b < s.in_blocks.size.size(); b++) {
+      const int first = s.in_blocks.first[b], size = s.in_blocks.size[b];
+      if (s.inputs_back[first + size - 1] == s.inputs_back[first] + size - 1)
+        gradient_below<true>(s, below, weight, first, size, dy, begin, count, to.grad, groups);
+      else
+        gradient_below<false>(s, below, weight, first, size, dy, begin, count, to.grad, groups);
     }
   }
 }
@@ -121,42 +143,59 @@ static void gradient_below(const Stage& s, const Stage& below, StageMemory& m,
 template <int M>
 static void multiply_images(const float* const* dy, long dy_group, const float* x, int groups,
                             float* out) {
-  Vec sum[M][HALVES];
-  UNROLL for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = all(0.f);
+  Vec sum[M][HALVES] = {};
   for (int g = 0; g < groups; g++, x += LANES * LANES)
     for (int k = 0; k < LANES; k++) {
-      Vec low = load(x + k * LANES), high = load(x + k * LANES + WIDTH);
+      Vec row[HALVES];
+      UNROLL for (int v = 0; v < HALVES; v++) row[v] = load(x + k * LANES + v * WIDTH);
       UNROLL for (int m = 0; m < M; m++) {
         Vec d = all(dy[m][g * dy_group + k]);
-        sum[m][0] = fma(d, low, sum[m][0]);
-        sum[m][1] = fma(d, high, sum[m][1]);
+        UNROLL for (int v = 0; v < HALVES; v++) sum[m][v] = fma(d, row[v], sum[m][v]);
       }
     }
   UNROLL for (int m = 0; m < M; m++)
     UNROLL for (int v = 0; v < HALVES; v++) store(out + m * LANES + v * WIDTH, sum[m][v]);
 }
 
+// Calls use(row, columns, gradients) for every sixteen weights that train.
+template <class Use>
 static void weight_gradient(const Stage& s, StageMemory& m, Work& work, const float* in,
-                            float* d_weight, int groups) {
-  const Split blocks(s.rows_.size(), 6);
+                            int groups, Use use) {
+  const Split blocks(s.rows_.size(), OUTPUTS);
   const long taps = s.trained.size(), dy_group = s.dy_group();
-  for (long k = 0; k < taps; k += LANES) {
-    const Columns c = columns(s.cols_, s.taps_per_channel, k);
-    for (int g = 0; g < groups; g++) {
-      const float* rows[LANES];
-      for (int i = 0; i < LANES; i++) rows[i] = in + g * s.in_group + c.at[i] * LANES;
-      transpose16(rows, work.turned + g * LANES * LANES, LANES);
+  const long turned = (long)groups * LANES * LANES;
+  for (long k = 0; k < taps; k += PANELS * LANES) {
+    Columns columns_of[PANELS];
+    int panels = 0;
+    for (; panels < PANELS && k + panels * LANES < taps; panels++) {
+      const Columns& c = columns_of[panels] = columns(s.cols_, s.taps_per_channel, k + panels * LANES);
+      for (int g = 0; g < groups; g++) {
+        const float* rows[LANES];
+        for (int i = 0; i < LANES; i++) rows[i] = in + g * s.in_group + c.at[i] * LANES;
+        transpose16(rows, work.turned + panels * turned + g * LANES * LANES, LANES);
+      }
     }
     for (size_t b = 0; b < blocks.size.size(); b++) {
-      const float* dy[6];
+      const float* dy[OUTPUTS];
       const int first = blocks.first[b], size = blocks.size[b];
       for (int i = 0; i < size; i++) dy[i] = m.dy + s.rows_[first + i] * s.dy_plane;
-      float out[6 * LANES] __attribute__((aligned(64)));
-#define CALL(n) multiply_images<n>(dy, dy_group, work.turned, groups, out)
-      FOR_SIZE(size, CALL)
-#undef CALL
-      for (int i = 0; i < size; i++)
-        memcpy(d_weight + (first + i) * taps + k, out + i * LANES, c.count * sizeof(float));
+      for (int panel = 0; panel < panels; panel++) {
+        float out[OUTPUTS * LANES] __attribute__((aligned(64)));
+        with_size<OUTPUTS>(size, [&](auto n) {
+          multiply_images<n>(dy, dy_group, work.turned + panel * turned, groups, out);
+        });
+        for (int i = 0; i < size; i++) use(first + i, columns_of[panel], out + i * LANES);
+      }
     }
   }
+}
+
+// A step of SGD of some weights of the r-th output that trains.
+static void step_columns(const Stage& s, float* weight, int r, const Columns& c,
+                         const float* grad, float* moment, const Sgd& sgd) {
+  weight += (long)s.need_[s.rows_[r]] * s.in_channels * s.taps_per_channel;
+  if (c.at[c.count - 1] == c.at[0] + c.count - 1)
+    return step_run(weight + c.at[0], grad, moment, c.count, 1, sgd);
+  for (int i = 0; i < c.count; i++)
+    step_run(weight + c.at[i], grad + i, moment ? moment + i : nullptr, 1, 1, sgd);
 }

@@ -3,7 +3,7 @@
 // A stage is one weighted operation, or none, and what follows it, in this order: norm,
 // sum with an earlier stage, activation, pool, dropout. Maps are stored as
 // [group of 16 images][channel][row][column][image], so one vector instruction does the
-// same for eight images, and no kernel size or stride needs code of its own.
+// same for many images, and no kernel size or stride needs code of its own.
 #pragma once
 
 #include <algorithm>
@@ -96,6 +96,7 @@ struct Stage : Description {
   bool is_read_back = false;           // whether any later stage sends gradient to it
   int readers = 0, adders = 0;         // how many stages read it, and add it
   bool feeds_linear = false;           // then its maps follow one another without gaps
+  bool feeds_large = false;            // a linear layer that is large
   // Its input, as stored by the stage before.
   long in_group, in_plane, in_row, in_at;
   // Its values before the norm.
@@ -106,12 +107,16 @@ struct Stage : Description {
   std::vector<long> trained;           // the weights of an output that train
   std::vector<std::pair<long, long>> runs;  // the same: first and number of neighbours
   Split out_blocks, in_blocks;
+  std::vector<long> outputs_back;      // a linear layer: where the weights of what needs
+  std::vector<long> inputs_back;       // gradient are, and which inputs need it below
   std::vector<Taps> taps;
   int before_h, before_w, dy_h, dy_w;  // zeros before dY, and its size with zeros
   long dy_plane, dy_at;
 
   // Whether its gradient is stored where its output was: by then nobody reads that.
-  bool shares_memory() const { return readers == 1 && adders == 0; }
+  bool shares_memory() const { return readers == 1 && adders == 0 && !feeds_large; }
+  // Whether its weights do not stay in the cache from one use to the next.
+  bool is_large() const { return op == LINEAR && (long)channels * in_channels * in_h * in_w >= 1 << 18; }
   // Whether dY is stored where y was: place by place, it is the last to read it.
   bool replaces_y() const {
     if (op == LINEAR) return (int)need_.size() == channels;
@@ -123,6 +128,10 @@ struct Stage : Description {
   }
   // Whether channels without gradient are stored apart, and only while they are needed.
   bool has_others() const { return op == CONVOLUTION && (int)need_.size() < channels; }
+  long coefficients(int groups) const {  // in floats, of its norm
+    if (norm == NO_NORM) return LANES;
+    return (long)channels * LANES * (norm == GROUP ? groups : 1);
+  }
   long num_trained() const { return (long)rows_.size() * trained.size(); }
 };
 
@@ -151,7 +160,6 @@ struct Network {
 struct StageMemory {
   Buffer y, others, out, grad, winner, dy, packed, packed_back, sums;
   Buffer a, b, mean, deviation, sa, sb;  // 16 for each channel, of each group if need be
-  Buffer s1, s2;                         // sums for the norm's backward pass
   Buffer d_weight;                       // doubles
   std::vector<double> total, square, rest;
   std::vector<float> shift;
@@ -165,11 +173,14 @@ struct StageMemory {
   }
 };
 
+enum { PANELS = 16 };  // at most, of sixteen inputs, whose weights' gradients are found together
+
 struct Work {
   int max_groups;
   bool trains;
   std::vector<std::unique_ptr<StageMemory>> stages;
-  Buffer input, panel, turned, tile;
+  Buffer input, turned;
+  Buffer s1, s2;                         // of one stage: sums for its norm's backward pass
   Mask valid[HALVES];                    // images of the last group
 };
 
@@ -251,6 +262,7 @@ static void lay_out(Network& net, const Description* given, int count) {
     if (s.from >= 0) net.stages[s.from].readers++;
     if (s.op == LINEAR)
       (s.from >= 0 ? net.stages[s.from].feeds_linear : net.feeds_linear) = true;
+    if (s.from >= 0 && s.is_large()) net.stages[s.from].feeds_large = true;
     if (s.add >= 0) net.stages[s.add].adders++;
   }
   for (int l = 0; l < count; l++) {
@@ -294,7 +306,7 @@ static void lay_out(Network& net, const Description* given, int count) {
             s.offset.push_back(c * s.in_plane + i * s.dilation_h * s.in_row +
                                (long)j * s.dilation_w * LANES);
     }
-    s.out_blocks = Split(s.channels, 6);
+    s.out_blocks = Split(s.channels, OUTPUTS);
     s.before_h = s.before_w = 0;
     s.dy_h = s.h;
     s.dy_w = s.w;
@@ -302,7 +314,14 @@ static void lay_out(Network& net, const Description* given, int count) {
     if (s.goes_back && s.op == CONVOLUTION && s.from >= 0 &&
         net.stages[s.from].goes_back) {
       lay_out_convolution(s);
-      s.in_blocks = Split(net.stages[s.from].need_.size(), 6);
+      s.in_blocks = Split(net.stages[s.from].need_.size(), OUTPUTS);
+    }
+    if (s.goes_back && s.op == LINEAR && s.from >= 0 && net.stages[s.from].goes_back) {
+      for (int o : s.need_) s.outputs_back.push_back((long)o * s.in_channels * s.taps_per_channel);
+      for (int c : net.stages[s.from].need_)
+        for (int t = 0; t < s.taps_per_channel; t++)
+          s.inputs_back.push_back((long)c * s.taps_per_channel + t);
+      s.in_blocks = Split(s.inputs_back.size(), OUTPUTS);
     }
     s.dy_at = ((long)s.before_h * s.dy_w + s.before_w) * LANES;
   }
@@ -312,22 +331,25 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
   work.max_groups = groups;
   work.trains = trains;
   work.input.make(arena, groups * net.channels * net.input_plane());
-  long widest = 0;
   for (const Stage& s : net.stages) {  // what does not depend on the images
     work.stages.emplace_back(new StageMemory);
     StageMemory& m = *work.stages.back();
-    const long coefficients = (long)s.channels * LANES * (s.norm == GROUP ? groups : 1);
-    for (Buffer* b : {&m.a, &m.b, &m.mean, &m.deviation}) b->make(arena, coefficients);
+    for (Buffer* b : {&m.a, &m.b, &m.mean, &m.deviation}) b->make(arena, s.coefficients(groups));
     m.total.resize(s.channels);
     m.square.resize(s.channels);
     m.rest.resize(s.channels);
     m.shift.resize(s.channels);
     if (s.op == CONVOLUTION) m.packed.make(arena, s.channels * (long)s.offset.size());
-    if (s.op == LINEAR) widest = std::max(widest, (long)s.channels);
   }
-  work.panel.make(arena, (widest + 1) * LANES);
-  work.turned.make(arena, (long)groups * LANES * LANES);
-  work.tile.make(arena, LANES * LANES);
+  size_t widest = 0;
+  for (const Stage& s : net.stages) widest = std::max(widest, s.need_.size());
+  if (trains) {
+    for (Buffer* b : {&work.s1, &work.s2}) b->make(arena, widest * LANES);
+    long panels = 0;
+    for (const Stage& s : net.stages)
+      if (s.op == LINEAR) panels = std::max(panels, ((long)s.trained.size() + LANES - 1) / LANES);
+    work.turned.make(arena, std::min(panels, (long)PANELS) * groups * LANES * LANES);
+  }
   long most = 0;
   for (size_t l = 0; l < net.stages.size(); l++) {
     const Stage& s = net.stages[l];
@@ -341,13 +363,11 @@ static void make_memory(const Network& net, Work& work, Arena& arena, int groups
       if (s.pool == MAX) m.winner.make(arena, groups * need * s.grad_plane);
       if (s.replaces_y()) m.dy = m.y;
       else m.dy.make(arena, (s.op == LINEAR ? groups : 1) * need * s.dy_plane);
-      const long coefficients = (long)s.channels * LANES * (s.norm == GROUP ? groups : 1);
-      for (Buffer* b : {&m.sa, &m.sb}) b->make(arena, coefficients);
-      for (Buffer* b : {&m.s1, &m.s2}) b->make(arena, need * LANES);
+      for (Buffer* b : {&m.sa, &m.sb}) b->make(arena, s.coefficients(groups));
       if (s.op == CONVOLUTION) {
         const long below = s.from >= 0 ? net.stages[s.from].need_.size() : 0;
         m.packed_back.make(arena, need * s.taps_per_channel * below);
-        m.sums.make(arena, 4L * (s.trained.size() + 8) * WIDTH);
+        m.sums.make(arena, ROWS * (s.trained.size() + taps_at_once(1)) * LANES);
         m.d_weight.make(arena, 2 * s.num_trained());
       }
     }

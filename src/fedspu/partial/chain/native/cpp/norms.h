@@ -11,7 +11,7 @@ static void fill(float* to, float value) {
 static void begin_norm(const Stage& s, StageMemory& m, const Tensors& t) {
   for (int c = 0; c < s.channels; c++) {
     m.total[c] = m.square[c] = 0;
-    if (s.norm != NO_NORM && s.norm != RUNNING) continue;
+    if (s.norm != RUNNING && (s.norm != NO_NORM || c > 0)) continue;
     const bool runs = s.norm == RUNNING;
     const float deviation = runs ? 1 / std::sqrt((double)t.variance[c] + s.eps) : 1;
     fill(m.mean + c * LANES, runs ? t.mean[c] : 0);
@@ -30,11 +30,11 @@ static void add_statistics(const Pass& p, int g, bool is_last) {
   for (int c = 0; c < s.channels; c++) {
     const float* y = p.y(g, c);
     if (g == 0) {  // the mean of the first row: one value alone may be far off
-      Vec first = all(0.f), number = all(0.f);
+      Vec first[HALVES] = {}, number[HALVES] = {};
       for (int i = 0; i < s.w; i++)
         for (int v = 0; v < HALVES; v++) {
-          first = fma(load(y + i * LANES + v * WIDTH), count[v], first);
-          number += count[v];
+          first[v] = fma(load(y + i * LANES + v * WIDTH), count[v], first[v]);
+          number[v] += count[v];
         }
       const float mean = sum(first) / sum(number);
       p.m.shift[c] = std::isfinite(mean) ? mean : 0;
@@ -42,7 +42,7 @@ static void add_statistics(const Pass& p, int g, bool is_last) {
     const Vec shift = all(p.m.shift[c]);
     double total = 0, square = 0;
     for (int r = 0; r < s.h; r++) {
-      Vec t[HALVES] = {all(0.f), all(0.f)}, q[HALVES] = {all(0.f), all(0.f)};
+      Vec t[HALVES] = {}, q[HALVES] = {};
       const float* row = y + r * s.y_row;
       for (int i = 0; i < s.w; i++)
         UNROLL for (int v = 0; v < HALVES; v++) {
@@ -50,8 +50,8 @@ static void add_statistics(const Pass& p, int g, bool is_last) {
           t[v] += d;
           q[v] = fma(d, d, q[v]);
         }
-      total += sum(t[0] + t[1]);
-      square += sum(q[0] + q[1]);
+      total += sum(t);
+      square += sum(q);
     }
     p.m.total[c] += total;
     p.m.square[c] += square;
@@ -128,12 +128,10 @@ static void add_norm_gradients(const Pass& p, const Tensors& t, int g) {
   const int need = s.need_.size();
   for (int n = 0; n < need; n++) {
     const long at = p.coefficient(g, s.need_[n]);
-    Vec moment = all(0.f), total = all(0.f);
-    for (int v = 0; v < HALVES; v++) {
-      total += load(p.m.s1 + n * LANES + v * WIDTH);
-      moment += load(p.m.s2 + n * LANES + v * WIDTH) * load(p.m.deviation + at + v * WIDTH);
-    }
-    p.m.total[n] += sum(total);
+    Vec moment[HALVES];
+    for (int v = 0; v < HALVES; v++)
+      moment[v] = load(p.work.s2 + n * LANES + v * WIDTH) * load(p.m.deviation + at + v * WIDTH);
+    p.m.total[n] += sum(p.work.s1 + n * LANES);
     p.m.square[n] += sum(moment);
   }
   if (s.norm != GROUP) return;
@@ -148,8 +146,8 @@ static void add_norm_gradients(const Pass& p, const Tensors& t, int g) {
         if (s.slot[c] >= 0) {
           const long from = s.slot[c] * LANES + v * WIDTH;
           const Vec scale = all(t.scale ? t.scale[c] : 1.f);
-          m1 = fma(scale, load(p.m.s1 + from), m1);
-          m2 = fma(scale, load(p.m.s2 + from), m2);
+          m1 = fma(scale, load(p.work.s1 + from), m1);
+          m2 = fma(scale, load(p.work.s2 + from), m2);
         }
       for (int c = first; c < first + width; c++) {
         const long to = p.coefficient(g, c) + v * WIDTH;
@@ -185,11 +183,11 @@ static void add_bias_gradient(const Pass& p, const Tensors& t, int g) {
   const Stage& s = p.s;
   if (s.norm != GROUP || !t.d_bias) return;
   for (size_t r = 0; r < s.rows_.size(); r++) {
-    Vec total = all(0.f);
+    Vec total[HALVES] = {};
     for (int i = 0; i < s.h; i++)
       for (int j = 0; j < s.w; j++)
         for (int v = 0; v < HALVES; v++)
-          total += load(p.m.dy + g * s.dy_group() + s.rows_[r] * s.dy_plane + s.dy_at +
+          total[v] += load(p.m.dy + g * s.dy_group() + s.rows_[r] * s.dy_plane + s.dy_at +
                         ((long)i * s.dy_w + j) * LANES + v * WIDTH);
     t.d_bias[r] = (g ? t.d_bias[r] : 0) + sum(total);
   }

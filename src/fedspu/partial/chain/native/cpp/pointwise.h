@@ -25,6 +25,7 @@ struct Pass {
     return output_of(s.from) + s.in_at + g * s.y_group + c * s.y_plane;
   }
   long coefficient(int g, int c) const {
+    if (s.norm == NO_NORM) return 0;  // the same for all channels
     return ((s.norm == GROUP ? (long)g * s.channels : 0) + c) * LANES;
   }
   // Whether the largest of a window must be found among activations, not before them.
@@ -215,9 +216,9 @@ static void add_up(const Pass& p, int g) {
     const bool is_max = POOL == MAX || POOL == MAX_OF_FOUR;
     const float* y = is_max ? p.m.winner + (g * (long)s.need_.size() + n) * s.grad_plane : ch.y;
     const long y_row = is_max ? (long)out_w * LANES : s.y_row;
-    Vec total[HALVES] = {all(0.f), all(0.f)}, moment[HALVES] = {all(0.f), all(0.f)};
+    Vec total[HALVES] = {}, moment[HALVES] = {};
     for (int r = 0; r < out_h; r++) {
-      Vec t[HALVES] = {all(0.f), all(0.f)}, q2[HALVES] = {all(0.f), all(0.f)};
+      Vec t[HALVES] = {}, q2[HALVES] = {};
       for (int q = 0; q < out_w; q++)
         UNROLL for (int v = 0; v < HALVES; v++) {
           Vec grad = arrived.at(r, q, v);
@@ -238,8 +239,8 @@ static void add_up(const Pass& p, int g) {
       }
     }
     for (int v = 0; v < HALVES; v++) {
-      store(p.m.s1 + n * LANES + v * WIDTH, total[v]);
-      store(p.m.s2 + n * LANES + v * WIDTH, moment[v]);
+      store(p.work.s1 + n * LANES + v * WIDTH, total[v]);
+      store(p.work.s2 + n * LANES + v * WIDTH, moment[v]);
     }
   }
 }

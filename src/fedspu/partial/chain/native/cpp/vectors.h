@@ -1,7 +1,9 @@
-// Vectors of eight floats, and what is done to them. A group has 16 images: two vectors.
+// Vectors of floats, and what is done to them. A group has 16 images: one vector with
+// AVX-512, two halves otherwise.
 //
 // Products and sums are fused only where fma() says so (the flag -ffp-contract=off keeps
-// the compiler from choosing), so that a result does not depend on compiler or flags.
+// the compiler from choosing), and what is summed over images is summed in the same order
+// for any width, so that a result does not depend on compiler, flags or width.
 #pragma once
 
 #include <cmath>
@@ -15,21 +17,36 @@
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-typedef float Vec __attribute__((vector_size(32), may_alias));
-typedef float AnyVec __attribute__((vector_size(32), may_alias, aligned(4)));
-typedef int32_t Mask __attribute__((vector_size(32), may_alias));
-typedef uint32_t Word __attribute__((vector_size(32), may_alias));
+#if defined(__AVX512F__)
+enum { WIDTH = 16 };
+#else
+enum { WIDTH = 8 };
+#endif
+enum { LANES = 16, HALVES = LANES / WIDTH };
 
-enum { WIDTH = 8, LANES = 16, HALVES = 2 };
+// What is computed at once, so that sums fill most of the registers (32 or 16).
+enum { TILE = HALVES == 1 ? 2 : 1 };      // columns of a map, or groups of images
+enum { OUTPUTS = HALVES == 1 ? 12 : 6 };  // for each of them
+enum { ROWS = HALVES == 1 ? 3 : 4 };      // outputs, for the gradient of their weights
+constexpr int taps_at_once(int rows) {    // inputs of such an output
+  return HALVES == 1 ? 9 : rows == 1 ? 8 : 12 / rows;
+}
 
-INLINE Vec all(float a) { return Vec{a, a, a, a, a, a, a, a}; }
-INLINE Vec where(Mask m, Vec a) { return (Vec)(m & (Mask)a); }
-INLINE Vec where(Mask m, Vec a, Vec b) { return (Vec)((m & (Mask)a) | (~m & (Mask)b)); }
+typedef float Vec __attribute__((vector_size(4 * WIDTH), may_alias));
+typedef int32_t Mask __attribute__((vector_size(4 * WIDTH), may_alias));
+typedef uint32_t Word __attribute__((vector_size(4 * WIDTH), may_alias));
+typedef float Eight __attribute__((vector_size(32), may_alias, aligned(4)));
+typedef int32_t EightInts __attribute__((vector_size(32)));
+
+INLINE Vec all(float a) { return a - Vec{}; }
+INLINE Vec where(Mask m, Vec a, Vec b = Vec{}) { return m ? a : b; }
 INLINE Vec load(const float* p) { return *(const Vec*)p; }
 INLINE void store(float* p, Vec a) { *(Vec*)p = a; }
 
 INLINE Vec fma(Vec a, Vec b, Vec c) {
-#if defined(__FMA__)
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
   return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
@@ -38,16 +55,26 @@ INLINE Vec fma(Vec a, Vec b, Vec c) {
 
 // Keeps a loaded value in a register: otherwise it is loaded again for each product.
 INLINE void keep(Vec& a) {
-#if defined(__AVX__)
+#if defined(__AVX512F__)
+  asm("" : "+v"(a));
+#elif defined(__AVX__)
   asm("" : "+x"(a));
 #else
   (void)a;
 #endif
 }
 
-INLINE float sum(Vec a) {
-  float s0 = a[0] + a[4], s1 = a[1] + a[5], s2 = a[2] + a[6], s3 = a[3] + a[7];
+// The sum over the images of a group.
+INLINE float sum(const Vec (&a)[HALVES]) {
+  const Eight *half = (const Eight*)a, s = half[0] + half[1];
+  float s0 = s[0] + s[4], s1 = s[1] + s[5], s2 = s[2] + s[6], s3 = s[3] + s[7];
   return (s0 + s2) + (s1 + s3);
+}
+
+INLINE float sum(const float* group) {
+  Vec a[HALVES];
+  for (int v = 0; v < HALVES; v++) a[v] = load(group + v * WIDTH);
+  return sum(a);
 }
 
 // As in PyTorch: NaN if either is NaN.
@@ -111,9 +138,11 @@ INLINE void normal(Vec x, Vec& below, Vec& density) {
   density = all(0.39894228f) * exp_of(all(-0.5f) * x * x);
 }
 
-// Whether each of eight values is kept: with the same key, always the same ones.
+// Whether each of some values is kept: with the same key, always the same ones.
 INLINE Mask drawn(uint64_t key, uint32_t first, uint32_t threshold) {
-  Word h = Word{0, 1, 2, 3, 4, 5, 6, 7} + (first + (uint32_t)key);
+  static const uint32_t numbers[] __attribute__((aligned(64))) = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                                  8, 9, 10, 11, 12, 13, 14, 15};
+  Word h = *(const Word*)numbers + (first + (uint32_t)key);
   for (int i = 0; i < 2; i++) {
     h = (h ^ (h >> 16)) * 0x85ebca6bu;
     h = (h ^ (h >> 13)) * 0xc2b2ae35u;
@@ -124,12 +153,12 @@ INLINE Mask drawn(uint64_t key, uint32_t first, uint32_t threshold) {
 
 // Transposes 8 x 8 floats: out[j][i] = in[i][j].
 INLINE void transpose8(const float* const* in, long at, float* out, long step) {
-  Vec r[8], t[8];
-  for (int i = 0; i < 8; i++) r[i] = *(const AnyVec*)(in[i] + at);
+  Eight r[8], t[8];
+  for (int i = 0; i < 8; i++) r[i] = *(const Eight*)(in[i] + at);
 #if defined(__clang__) || __GNUC__ >= 12
 #define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define MIX(a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
+#define MIX(a, b, ...) __builtin_shuffle(a, b, EightInts{__VA_ARGS__})
 #endif
   for (int i = 0; i < 8; i += 2) {
     t[i] = MIX(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
@@ -141,8 +170,8 @@ INLINE void transpose8(const float* const* in, long at, float* out, long step) {
       r[i + 2 * j + 1] = MIX(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   for (int i = 0; i < 4; i++) {
-    *(AnyVec*)(out + i * step) = MIX(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    *(AnyVec*)(out + (i + 4) * step) = MIX(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    *(Eight*)(out + i * step) = MIX(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    *(Eight*)(out + (i + 4) * step) = MIX(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
   }
 #undef MIX
 }

@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
-run: $(VENV)/.run  ## FedSPU beside local training on real digits; again: the result
+run: $(VENV)/.run  ## FedSPU beside local training on real digits, and a report
 	$(BIN)/fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
 test: $(VENV)/.dev  ## all tests; of three large grids a sample

@@ -122,6 +122,7 @@ def compare(
     print_comparison(found, chosen)
     if chosen == "table":
         typer.echo(f"Runs, and this table as txt, md, csv, tex and json: {out}")
+        typer.echo(f"Report, with curves and every client: {out / 'report.html'}")
 
 
 def check_form(form: str) -> str:

@@ -99,9 +99,12 @@ def compare(
     sweep = _sweep(given.pop("sweep", {}), methods, alphas, seeds, vary, tune)
 
     from fedspu.resolve import resolve
+    from fedspu.sweeps.cells import method_settings
 
     # Wrong settings are refused before PyTorch is imported.
-    resolve({**given, **{name: values[0] for name, values in sweep["vary"].items()}})
+    first = {name: values[0] for name, values in sweep["vary"].items()}
+    for method in sweep.get("methods", ["fedspu"]):
+        resolve({**given, **first, **method_settings(method)})
 
     from fedspu.sweeps.compare import compare as play
     from fedspu.sweeps.display import SweepDisplay

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedspu.data.own.pairs import Data
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import Build
 from fedspu.federation.storage.saved_index import SUMMARY
 from fedspu.files import write_whole
-from fedspu.prepare import Data, choose
+from fedspu.prepare import choose
 from fedspu.reports.comparison import blocks, files
 from fedspu.reports.comparison.statistics import Case, make_case
 from fedspu.reports.page.facts import PageFacts

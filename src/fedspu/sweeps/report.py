@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedspu.data.own.pairs import Data
 from fedspu.errors import FedSPUError, StorageError
-from fedspu.prepare import Data, dataset_for, fingerprint
+from fedspu.prepare import dataset_for, fingerprint
 from fedspu.reports.comparison.statistics import Case
 from fedspu.reports.label_counts import count
 from fedspu.reports.page.facts import (

@@ -16,13 +16,13 @@ export OMP_NUM_THREADS := 1
 # Compiled modules are kept: tests start hundreds of processes that import PyTorch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test whole coverage lint format clean
+.PHONY: help run test whole coverage lint site format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
-run: $(VENV)/.run  ## FedSPU beside local training on real digits; again: the result
+run: $(VENV)/.run  ## FedSPU beside local training on real digits, and a report
 	$(BIN)/fedspu compare --methods fedspu,local --seeds 0,1,2 --out runs/first
 
 test: $(VENV)/.dev  ## all tests; of three large grids a sample
@@ -39,6 +39,10 @@ lint: $(VENV)/.dev  ## format, lint, types and the direction of imports; changes
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+site: $(VENV)/.docs  ## the documentation as a site, in build/site; warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -q -E -b html docs build/site
+	@echo "Open build/site/index.html"
 
 format: $(VENV)/.dev  ## put the code into its one format
 	$(BIN)/ruff format
@@ -59,5 +63,9 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
-	$(BIN)/pip install --no-compile -c constraints.txt -e ".[dev,plots,audio,images,hf,privacy,flower,ray,onnx]"
+	$(BIN)/pip install --no-compile -c constraints.txt -e ".[dev,plots,audio,images,hf,privacy,flower,ray,onnx,tensorboard,mlflow]"
 	@touch $(VENV)/.run $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.run
+	$(BIN)/pip install --no-compile -c constraints.txt -e ".[docs]"
+	@touch $@

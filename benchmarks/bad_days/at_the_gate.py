@@ -102,7 +102,7 @@ def supernode_port_in_use(lab: Lab, day: Day) -> None:
         "import fedspu.deploy.processes as p, itertools, sys\n"
         f"ports = itertools.chain([{port}], iter(p.free_port, None))\n"
         "p.free_port = lambda: next(ports)\n"
-        "from fedspu.cli.main import main; main()\n"
+        "from fedspu.cli import main; main()\n"
     )
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
@@ -158,7 +158,7 @@ def wrong_clock(lab: Lab, day: Day) -> None:
         "    @classmethod\n"
         "    def now(cls, tz=None): return datetime.datetime.now(tz) + hour\n"
         "p.datetime = Ahead\n"
-        "from fedspu.cli.main import main; main()\n"
+        "from fedspu.cli import main; main()\n"
     )
     _device_with(lab, code, str(lab.folder(GOOD)))
     day.said = [("device", lab.wait_line(GOOD, "clocks differ", 0))]

@@ -13,6 +13,7 @@ from fedspu.data import FROM_MEMORY, load
 from fedspu.data.dataset import Dataset, with_targets
 from fedspu.data.examples import DividedData, divide
 from fedspu.data.own.arrays import from_arrays
+from fedspu.data.own.pairs import Data, as_arrays
 from fedspu.engines.choose import check_engine
 from fedspu.engines.machine import find_device
 from fedspu.errors import DataError, SettingsError
@@ -26,9 +27,6 @@ from fedspu.settings import Settings
 from fedspu.settings_text import flatten
 from fedspu.tasks import find_task
 from fedspu.tasks.task import Task
-
-Data = tuple[Any, Any]
-"""Arrays or tensors (x, y)."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def choose(
 def dataset_for(settings: Settings, data: Data | None, task: Task) -> Dataset:
     """The data that was given in Python, or that the settings name."""
     if data is not None:
-        return with_targets(from_arrays(*data), task)
+        return with_targets(from_arrays(*as_arrays(data)), task)
     if settings.data.name == FROM_MEMORY:
         raise SettingsError(
             f"data.name = {FROM_MEMORY!r}: expected arrays:FILE.npz; a run that was "

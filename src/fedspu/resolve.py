@@ -42,12 +42,19 @@ def resolve(
     their names are then only labels. ``task`` is the one that was given.
     """
     flat = dict(flatten(given))
-    _check_names(flat)
+    wrong = _wrong_names(flat)
     data = str(flat.get("data.name", DataSettings().name))
     suggested = _suggested_by_task(str(flat.get("task")), in_python, task)
     if data != FROM_MEMORY:
         suggested |= find_source(data)[0].defaults
-    settings = validated({**suggested, **flat})
+    try:
+        settings = validated(
+            {**suggested, **{n: v for n, v in flat.items() if n not in wrong}}
+        )
+    except SettingsError as error:
+        raise SettingsError("; ".join([*_said(wrong), str(error)])) from None
+    if wrong:
+        raise SettingsError("; ".join([*_said(wrong), LISTED]))
     _check_choices(settings, in_python)
     if "method" in in_python:
         return settings
@@ -64,8 +71,21 @@ def _suggested_by_task(
     return {"data.partition": "iid"} if has_none else {}
 
 
-def _check_names(flat: Mapping[str, Any]) -> None:
+LISTED = "`fedspu settings` lists them"
+MOST_WRONG = 5
+"""So many wrong names are told at once."""
+
+
+def _said(wrong: Mapping[str, str]) -> list[str]:
+    said = [text for text in wrong.values() if text]
+    more = len(wrong) - len(said)
+    return [*said, f"and {more} more names"] if more else said
+
+
+def _wrong_names(flat: Mapping[str, Any]) -> dict[str, str]:
+    """Names that no setting has, and what is wrong with each."""
     known = list(known_names())
+    wrong: dict[str, str] = {}
     tables: dict[str, str] = {}  # a table that some name is in -> that name
     for name in reversed(list(flat)):
         parts = name.split(".")
@@ -77,14 +97,24 @@ def _check_names(flat: Mapping[str, Any]) -> None:
                 f"{name}: the table [sweep] is for `fedspu compare`; leave it out here"
             )
         if name not in known and not name.startswith("method."):
-            raise SettingsError(
-                f"{name}: no such setting{nearest(name, known)}; "
-                "`fedspu settings` lists them"
-            )
-        if name in tables:
+            wrong[name] = ""
+            if len(wrong) <= MOST_WRONG:  # looking for what was meant takes time
+                meant = _meant(name, flat[name], known)
+                wrong[name] = f"{name}: no such setting{meant}"
+        elif name in tables:
             raise SettingsError(
                 f"{name}, {tables[name]}: a table and a value have the same name"
             )
+    return wrong
+
+
+def _meant(name: str, value: Any, known: list[str]) -> str:
+    """What was probably meant; a table's name may stand for its first setting."""
+    inside = [one for one in known if one.startswith(f"{name}.")]
+    if inside:
+        main = f"{name}.name" if f"{name}.name" in inside else inside[0]
+        return f", but a table of settings (did you mean {main} = {value!r}?)"
+    return nearest(name, known)
 
 
 def validated(flat: Mapping[str, Any]) -> Settings:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedspu.data.examples import DividedData, divide
+from fedspu.data.own.pairs import Data
 from fedspu.engines.choose import check_space, engine_for, num_workers
 from fedspu.engines.machine import (
     forget_peak,
@@ -37,7 +38,7 @@ from fedspu.federation.storage.saved_run import Checkpoint, SavedRun, last_whole
 from fedspu.federation.storage.temporary import temporary_shelf
 from fedspu.methods.method import Memory, Method, Which
 from fedspu.neurons.table import Active, State
-from fedspu.prepare import Data, Prepared, choose, dataset_for, fingerprint, prepare
+from fedspu.prepare import Prepared, choose, dataset_for, fingerprint, prepare
 from fedspu.settings import Settings
 from fedspu.settings_text import flatten
 from fedspu.tasks.task import Task

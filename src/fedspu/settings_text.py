@@ -45,7 +45,7 @@ def parse_toml(content: bytes, name: str) -> dict[str, Any]:
             f"{name}: more than {MOST_BYTES:,} bytes; expected a configuration file"
         )
     try:
-        text = content.decode("utf-8").replace("\r\n", "\n")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
         return _parsed(text)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{name}: cannot be read ({error})") from None

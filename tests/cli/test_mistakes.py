@@ -30,7 +30,7 @@ WRONG: list[tuple[str, str]] = [
         r"^early_stopping\.blend = 1: expected a number above 0",
     ),
     ("--set data.partition=evenly", r"^data\.partition = 'evenly': expected one of"),
-    ("--set train=3", "^train: no such setting"),
+    ("--set train=3", "^train: no such setting, but a table"),
     ("--set =3", "^--set =3: expected key=value"),
 ]
 

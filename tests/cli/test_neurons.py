@@ -60,3 +60,11 @@ def test_neurons_that_cannot_be_shown(
     result = command("neurons", *(word.replace("NETS", nets) for word in words))
     assert (result.code, result.out) == (2, "")
     assert re.search(message, result.error)
+
+
+def test_a_shape_that_does_not_fit_says_what_was_tried(
+    command: Command, nets: str
+) -> None:
+    error = command("neurons", f"{nets}:build", "--input", "3,32").error
+    assert error.startswith("--input 3,32: two examples of this shape were tried: ")
+    assert error.endswith("give a data set instead, like --data arrays:FILE.npz")

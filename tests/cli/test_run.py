@@ -126,3 +126,15 @@ def test_a_disk_that_fills_up_on_the_way_loses_nothing(
     assert command("run", "--resume", "mine", "--trust").code == 0
     command(*words, "--out", "whole")
     assert folder_content(Path("mine")) == folder_content(Path("whole"))
+
+
+@pytest.mark.usefixtures("nets")
+def test_a_tracker_that_is_not_installed_ends_the_run_before_it_begins(
+    command: Command, monkeypatch: pytest.MonkeyPatch, played: list[int]
+) -> None:
+    monkeypatch.setattr("fedspu.reports.trackers.find_spec", lambda name: None)
+    result = command("run", "small.toml", "--out", "mine", "--log", "mlflow")
+    assert result.code == 2
+    assert "--log mlflow: mlflow is not installed; install it with" in result.error
+    assert played == []
+    assert not Path("mine").exists()

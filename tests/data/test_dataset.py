@@ -1,10 +1,12 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fedspu.data.dataset import NO_TARGETS, Dataset, with_targets
+from fedspu.data.own.arrays import from_arrays
 from fedspu.errors import DataError
 from fedspu.tasks import TASKS, find_task
 from fedspu.tasks.classification import classification
@@ -380,3 +382,13 @@ def test_a_pixel_outside_the_known_classes_is_refused() -> None:
     y = torch.tensor([[[0, 1], [7, 3]]])
     words = refusal(torch.zeros(1, 3, 2, 2), y, segmentation, known=2)
     assert "outside 0..1" in words
+
+
+def test_names_of_classes_are_no_numbers_to_predict() -> None:
+    made = from_arrays(
+        np.zeros((4, 2), dtype=np.float32), np.array(["b", "a", "b", "c"])
+    )
+    assert made.classes == ("a", "b", "c")
+    assert with_targets(made, classification).y.tolist() == [1, 0, 1, 2]
+    with pytest.raises(DataError, match="names of classes, like 'a'; task regression"):
+        with_targets(made, regression)

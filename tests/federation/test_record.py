@@ -129,6 +129,8 @@ def test_processor_time_is_recorded_beside_the_clock_s() -> None:
         assert all(spent > 0 for spent in seconds)
         (times,) = record["times.jsonl"]
         assert times["train_cpu_seconds"] == pytest.approx(sum(seconds))
+        by_client = {str(k): a.cost.train_cpu_seconds for k, a in done.answers.items()}
+        assert times["turn_cpu_seconds"] == by_client
     summary = summary_of(played.engine.plan, played.rounds[-1], recorded)
     for name in TIMES:
         each = [record["times.jsonl"][0][name] for record in recorded]

@@ -1,5 +1,6 @@
 import re
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,14 @@ import pytest
 
 from fedspu.data.partition import LabelCounts
 from fedspu.errors import SettingsError
+from fedspu.reports.page.chart import Axis, Chart, Heatmap, Mark, Picture, Series
 from fedspu.reports.plots import (
+    COLOURS,
     _bars,
     _colors,
     check_plot,
     plot_label_counts,
+    plot_pictures,
     plot_profile,
 )
 from tests.reports.measured import PROFILE
@@ -106,3 +110,36 @@ def test_bars_are_stacked_as_high_as_the_counts() -> None:
 def test_every_class_has_a_colour_of_its_own(num_classes: int) -> None:
     pytest.importorskip("matplotlib")
     assert len({tuple(color) for color in _colors(num_classes)}) == num_classes
+
+
+def test_pictures_of_a_report_are_written_under_safe_names(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    marks = (Mark(0.0, 0.5, "", ends=(0.4, 0.6)), Mark(1.0, 0.7, "", is_open=True))
+    axis = Axis("cost $x$", lambda value: f"{value:g}")
+    series = (
+        Series("a_$b", 0, marks, line=((0, 0.5), (1, 0.7)), band=((0, 0.4, 0.6),)),
+        Series("level", 9, (), line=((0, 0.6),), is_level=True),
+    )
+    bands = Axis("capacity p", str, bands=("0.2", "1"))
+    charts = [
+        Chart("c", "t", "", axis, axis, series, front=((0, 0.5), (1, 0.7))),
+        Chart("c", "t", "", bands, axis, series[:1], is_small=True, has_labels=False),
+    ]
+    shades = Heatmap("h", "t", "", "r", "c", ("0", "1"), ("$a", "b"), ((0, 1), (1, 0)))
+    named: list[tuple[str, Picture]] = [
+        ("../../x:y/z", charts[0]),
+        ("..", charts[1]),
+        ("..", shades),
+    ]
+    assert plot_pictures(named, tmp_path / "new") == 3
+    names = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert names == sorted(
+        f"{n}{s}" for n in ("-..-x-y-z", "plot", "plot-2") for s in (".png", ".svg")
+    )
+    assert list(tmp_path.iterdir()) == [tmp_path / "new"]
+
+
+def test_plots_have_the_colours_of_the_page() -> None:
+    style = files("fedspu.reports.page").joinpath("page.css").read_text()
+    for i, colour in enumerate(COLOURS):
+        assert f"--c{i}: {colour};" in style.split("@media")[0]

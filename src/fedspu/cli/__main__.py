@@ -1,5 +1,5 @@
 """``python -m fedspu.cli`` is the ``fedspu`` command."""
 
-from fedspu.cli.main import main
+from fedspu.cli import main
 
 main()

@@ -99,9 +99,12 @@ def compare(
     sweep = _sweep(given.pop("sweep", {}), methods, alphas, seeds, vary, tune)
 
     from fedspu.resolve import resolve
+    from fedspu.sweeps.cells import method_settings
 
     # Wrong settings are refused before PyTorch is imported.
-    resolve({**given, **{name: values[0] for name, values in sweep["vary"].items()}})
+    first = {name: values[0] for name, values in sweep["vary"].items()}
+    for method in sweep.get("methods", ["fedspu"]):
+        resolve({**given, **first, **method_settings(method)})
 
     from fedspu.sweeps.compare import compare as play
     from fedspu.sweeps.display import SweepDisplay
@@ -122,6 +125,7 @@ def compare(
     print_comparison(found, chosen)
     if chosen == "table":
         typer.echo(f"Runs, and this table as txt, md, csv, tex and json: {out}")
+        typer.echo(f"Report, with curves and every client: {out / 'report.html'}")
 
 
 def check_form(form: str) -> str:

@@ -1,8 +1,14 @@
 """What the command prints besides its results: errors and warnings."""
 
+import errno
+import os
+import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -34,3 +40,94 @@ def plain_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+# Output -------------------------------------------------------------------------------
+
+
+@contextmanager
+def whole_output() -> Iterator[None]:
+    """Print in any encoding; say in a line that output cannot be written.
+
+    Where an encoding lacks a letter, there is a question mark. Who reads from a pipe
+    may stop at any line.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # a stream of some other kind
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_OUTPUT:
+            raise
+        _close_output()
+        if error.errno != errno.EPIPE:
+            complain(f"the output cannot be written: {error.strerror}")
+        sys.exit(2)
+
+
+_OF_OUTPUT = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF, errno.EDQUOT)
+
+
+def _close_output() -> None:
+    """Let what is still to be printed go nowhere, instead of failing once more."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# What takes long to load --------------------------------------------------------------
+
+LOADING = "loading PyTorch …"
+
+
+@contextmanager
+def saying_what_loads() -> Iterator[None]:
+    """Say on a terminal that PyTorch is being loaded: it takes seconds."""
+    finder = _Announcing()
+    if sys.stderr.isatty() and "torch" not in sys.modules:
+        sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.meta_path.remove(finder)
+
+
+class _Announcing(MetaPathFinder):
+    """Finds PyTorch as usual, and makes its loading visible."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        found = PathFinder.find_spec(fullname, path)
+        if found is not None and found.loader is not None:
+            found.loader = _Visibly(found.loader)
+        return found
+
+
+class _Visibly(Loader):
+    """Loads a module as another loader does, while a line says so."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self.loader
+        sys.stderr.write(LOADING)
+        sys.stderr.flush()
+        try:
+            self.loader.exec_module(module)
+        finally:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

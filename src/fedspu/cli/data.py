@@ -269,8 +269,6 @@ def show(
     fedspu data show arrays:mine.npz --task regression --clients 20
     """
     from fedspu.data import load
-    from fedspu.data.examples import allot, strata
-    from fedspu.data.partition import count_labels
     from fedspu.reports import label_counts as report
     from fedspu.reports import plots
     from fedspu.tasks import find_task
@@ -293,11 +291,9 @@ def show(
     learned = find_task(task)
     check_partition(settings.data.partition, learned)
     data = load(name, data_dir, learned)
-    labels = strata(data, learned)
-    num_classes = data.num_outputs if learned.has_classes else int(labels.max()) + 1
-    names = data.classes if learned.has_classes else ()
-    found = count_labels(allot(settings, data, learned), labels, num_classes)
-    title = report.title(settings, data, report.classes_in_words(learned, num_classes))
+    found, names = report.count(settings, data, learned)
+    classes = report.classes_in_words(learned, found.counts.shape[1])
+    title = report.title(settings, data, classes)
     if plot is not None:
         plots.plot_label_counts(found, names, title, plot)
     if as_json:

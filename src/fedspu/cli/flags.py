@@ -1,5 +1,6 @@
 """Flags that commands share; those for settings are made from ``Settings``."""
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -89,7 +90,7 @@ def with_settings(
                 value = values.pop(name)
                 if value is not None:
                     given[setting] = _value(value, setting, kinds[setting])
-            command(given, **values)
+            command(with_whole_paths(given, Path()), **values)
 
         arguments = [p for p in own if _is_argument(p)]
         options = [p for p in own if not _is_argument(p)]
@@ -116,7 +117,7 @@ def _read(
     instead: Mapping[str, str],
     extra: str | None,
 ) -> dict[str, Any]:
-    given = dict(flatten(read_toml(config) if config else {}))
+    given = _of_file(config) if config else {}
     if extra is not None:
         start = f"{extra}."
         found = {n: v for n, v in given.items() if n.startswith(start)}
@@ -130,6 +131,38 @@ def _read(
             )
         given[name] = value
     return given
+
+
+def _of_file(config: Path) -> dict[str, Any]:
+    """The values of a file; its data's paths are relative to it."""
+    given = dict(flatten(read_toml(config)))
+    if config.name == SETTINGS and (config.parent / CHECKPOINT).is_dir():
+        given.pop("out", None)  # of the run that wrote it: this is another one
+    return with_whole_paths(given, config.parent)
+
+
+SETTINGS, CHECKPOINT = "settings.toml", "checkpoint"
+"""What a run folder has; see federation/storage."""
+
+
+def with_whole_paths(given: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same with whole paths of data, so that they can be found from anywhere."""
+    from fedspu.data import DATASETS
+
+    changed: dict[str, Any] = {}
+    kind, colon, path = str(given.get("data.name", "")).partition(":")
+    if colon and path and kind in DATASETS and DATASETS[kind].file:
+        changed["data.name"] = f"{kind}:{_whole(path, folder)}"
+    if given.get("data.dir"):
+        changed["data.dir"] = _whole(str(given["data.dir"]), folder)
+    return {**given, **changed}
+
+
+def _whole(path: str, folder: Path) -> str:
+    found = Path(path)
+    if path.startswith("~") or "\0" in path or found.is_absolute():
+        return path
+    return os.path.abspath(folder / found)
 
 
 def _parameter(flag: str, entry: Any) -> Parameter:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Examples, Input, Json, Model, Task, shares
+from fedspu.errors import ModelError
 
 
 def neurons(
@@ -39,7 +40,16 @@ def neurons(
     from fedspu.tasks import find_task
 
     listed = shares(p, "--p")
-    table = map_neurons(*model_and_example(model, shape, data, find_task(task)))
+    built, example = model_and_example(model, shape, data, find_task(task))
+    try:
+        table = map_neurons(built, example)
+    except ModelError as error:
+        if shape is None:
+            raise
+        raise ModelError(
+            f"--input {shape}: two examples of this shape were tried: {error}; for "
+            "tokens, give a data set instead, like --data arrays:FILE.npz"
+        ) from None
     counts = active_counts(table, listed)
     if as_json:
         found = {"groups": [asdict(group) for group in table.groups]}

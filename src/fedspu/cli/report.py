@@ -1,13 +1,13 @@
-"""``fedspu report``: the table of runs that are there already, or how far they are."""
+"""``fedspu report``: runs that are there already, as a table and as a page."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedspu.cli.compare import FORMS, check_form, print_comparison
 from fedspu.cli.console import escaped
-from fedspu.errors import StorageError
+from fedspu.errors import SettingsError, StorageError
 
 
 def report(
@@ -22,10 +22,27 @@ def report(
     form: Annotated[
         str, typer.Option("--format", help=f"Print it as: {', '.join(FORMS)}.")
     ] = "table",
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where to write the page; default: report.html in the folder, or "
+            "here if there are several. With another --format, it is written only if "
+            "asked for.",
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also write every picture as .png and .svg, for a paper.",
+        ),
+    ] = None,
 ) -> None:
-    """Compare runs that are there already; nothing is played or changed.
+    """Show runs that are there already: a table here, and a page with pictures.
 
-    Runs of one table must have the same clients: the same data, divided alike.
+    The page is one HTML file that needs no network and no other file. Runs of one table
+    must have the same clients: the same data, divided alike.
 
     [bold]Examples[/bold]
 
@@ -33,17 +50,27 @@ def report(
 
     fedspu report runs/first --watch
 
+    fedspu report runs/one runs/other --html ours.html --plots figures
+
     fedspu report runs/one runs/other --format tex
     """
     check_form(form)
     for path in paths:
         if not path.is_dir():
             raise StorageError(f"{path}: no such folder")
+    if html is None and form == "table":
+        html = _default_file(paths)
+    if html is not None:
+        _check_file(html)
 
     from fedspu.sweeps.compare import compare_saved
     from fedspu.sweeps.display import headline, watch_folder
     from fedspu.sweeps.progress import PLAN, Following
 
+    if plots is not None:
+        from fedspu.reports.plots import check_folder
+
+        check_folder(plots)
     if watch:
         for path in paths:
             watch_folder(path)
@@ -52,11 +79,42 @@ def report(
         for path in paths:
             if (path / PLAN).exists() and found.unfinished:
                 typer.echo(f"{path}: {headline(Following(path).read())}")
-    if not found.cases:
+    if not found.cases and (form != "table" or not found.has_begun):
         raise StorageError(
             f"no finished run in {escaped(', '.join(map(str, paths)))}; "
             "--watch shows how far they are"
         )
-    print_comparison(found, form)
-    if found.unfinished and form == "table":
-        typer.echo(f"{len(found.unfinished)} runs are not finished and are left out.")
+    if found.cases:
+        print_comparison(found, form)
+    _write(found, html, plots, form)
+
+
+def _default_file(paths: list[Path]) -> Path:
+    return (paths[0] if len(paths) == 1 else Path()) / "report.html"
+
+
+def _check_file(html: Path) -> None:
+    if html.is_dir():
+        raise SettingsError(f"--html {html}: is a folder; expected a file to write to")
+    if not html.parent.is_dir():
+        raise SettingsError(
+            f"--html {html}: there is no folder {html.parent}; make it first"
+        )
+
+
+def _write(found: Any, html: Path | None, plots: Path | None, form: str) -> None:
+    """Write what was asked for, and say where it is."""
+    said = []
+    if found.unfinished:
+        number = len(found.unfinished)
+        are = "s are not finished and are" if number > 1 else " is not finished and is"
+        said.append(f"{number} run{are} left out.")
+    if html is not None:
+        found.write_html(html)
+        said.append(f"Report: {html}")
+    if plots is not None:
+        number = found.write_plots(plots)
+        said.append(f"Plots: {number} as .png and .svg in {plots}")
+    if form == "table":
+        for line in said:
+            typer.echo(line)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,18 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Say at the end where the time went.")
     ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACKER",
+            help="Also send each round's numbers to tensorboard, mlflow or wandb, "
+            "which are extras.",
+        ),
+    ] = None,
     as_json: Json = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but warnings.")
+    ] = False,
 ) -> None:
     """Play one federated run: live progress, a run folder, a short table.
 
@@ -57,6 +69,10 @@ def run(
     """
     from fedspu.resolve import resolve
 
+    if "@" in str(given.get("method.name")):  # as in fedspu compare --methods
+        from fedspu.sweeps.cells import method_settings
+
+        given |= method_settings(given["method.name"])
     changes: dict[str, Any] = {}
     if resume is not None:
         may_change = ("workers", "engine", "ray_address", "rounds")
@@ -70,25 +86,83 @@ def run(
         if settings.out is None:
             settings = settings.model_copy(update={"out": _new_folder(settings)})
         path = settings.out or Path()
+        for doubt in _doubts(settings):
+            warnings.warn(doubt, stacklevel=2)
+
+    was_finished = False
 
     from fedspu import runs
     from fedspu.reports.display import Display
     from fedspu.reports.tables import run_table, time_table
+    from fedspu.reports.trackers import Tracking
 
-    with Display("", is_quiet=as_json) as display, _saying_how_to_resume(path):
+    is_quiet = as_json or quiet
+    tracking = None if log is None else Tracking(log, path)
+    with _saying_how_to_resume(path), Display("", is_quiet=is_quiet) as display:
+
+        def watch(plan: Any, played: Any) -> None:
+            display.watch(plan, played)
+            if tracking is not None:
+                tracking.watch(plan, played)
+
         if resume is not None:
-            result = runs.resume(resume, watch=display.watch, trust=trust, **changes)
+            was_finished = _look_at(resume, display)
+            result = runs.resume(resume, watch=watch, trust=trust, **changes)
         else:
-            result = runs.simulate(settings, watch=display.watch)
+            result = runs.simulate(settings, watch=watch)
+    if tracking is not None:
+        tracking.close(result.summary)
+    if result.plan.task.has_classes and len(result.examples.data.y.unique()) == 1:
+        warnings.warn(
+            "all examples have the same class: there is nothing to learn; look at y",
+            stacklevel=2,
+        )
     if as_json:
         typer.echo(json.dumps(result.summary, indent=2))
+    if is_quiet:
         return
     console = Console(soft_wrap=True)
     console.print(run_table(result.summary))
     if profile:
         console.print(time_table(result.times, result.summary["workers"]))
+    if was_finished and not changes["rounds"]:
+        console.print(
+            f"{path} was finished already, and nothing was played; --rounds plays more",
+            markup=False,
+        )
     console.print(f"Results and models: {path}", markup=False)
+    console.print(f"Curves and clients: `fedspu report {path}`", markup=False)
     console.print(f"Next: {_suggest(result.summary, path)}", markup=False)
+
+
+TINY_ALPHA = 1e-3
+
+
+def _doubts(settings: Settings) -> Iterator[str]:
+    """What can be played and is probably a mistake, a line each."""
+    train, data = settings.train, settings.data
+    if train.lr == 0:
+        yield "train.lr = 0: nothing will be learned; set it to more than 0"
+    if train.optimizer != "sgd" and train.momentum:
+        yield (
+            f"train.momentum = {train.momentum:g}: has no effect with train.optimizer "
+            f"= {train.optimizer!r}; leave it out, or use sgd"
+        )
+    if data.partition.startswith("dirichlet") and data.alpha < TINY_ALPHA:
+        yield (
+            f"data.alpha = {data.alpha:g}: almost every class goes to a single client; "
+            "usual values are from 0.1 to 1"
+        )
+
+
+def _look_at(path: Path, display: Any) -> bool:
+    """Whether a run is finished; the display begins with what it has exchanged."""
+    from fedspu.federation.storage.saved_run import SavedRun
+
+    saved = SavedRun(path)
+    lines = saved.lines("rounds.jsonl")
+    display.exchanged = sum(line["bytes_down"] + line["bytes_up"] for line in lines)
+    return saved.is_finished
 
 
 def _refuse_changes(path: Path, given: dict[str, Any]) -> None:

@@ -170,12 +170,21 @@ def find_source(name: str) -> tuple[Source, str]:
         known = f"{known}, {FROM_PYTHON.file}"
         raise SettingsError(
             f"data.name = {name!r}: expected one of {known}"
-            f"{nearest(kind, list(DATASETS))}"
+            f"{_meant(name) or nearest(kind, list(DATASETS))}"
         )
     source = DATASETS[kind]
     if bool(file) != bool(source.file):
         raise SettingsError(f"data.name = {name!r}: expected {usage(kind)}")
     return source, file
+
+
+def _meant(name: str) -> str:
+    """What a path without its kind probably is."""
+    if name.lower().endswith(".npz"):
+        return f" (did you mean arrays:{name}?)"
+    if Path(name).is_dir():
+        return f" (did you mean images:{name} or sounds:{name}?)"
+    return ""
 
 
 def names_code(name: str) -> bool:

@@ -87,6 +87,11 @@ def with_targets(dataset: Dataset, task: Task) -> Dataset:
     if len(y) == 0:
         raise DataError(f"{name}: no examples; expected at least one")
     _refuse_broken(x, name)
+    if 0 < len(dataset.classes) == dataset.num_classes and not task.has_classes:
+        raise DataError(
+            f"{name}: y holds names of classes, like {dataset.classes[0]!r}; task "
+            f"{task.name} needs numbers"
+        )
     try:
         y = task.targets(x, y)
         needed = task.num_outputs(x, y)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedspu.data import FROM_MEMORY
 from fedspu.data.dataset import Dataset
+from fedspu.data.own.pairs import Data
 from fedspu.errors import DataError, SettingsError
 from fedspu.exports import FORMATS, check_format
 from fedspu.exports.facts import Facts
@@ -20,7 +21,7 @@ from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods.method import Method
 from fedspu.neurons.slim import slim_model
 from fedspu.neurons.table import Active
-from fedspu.prepare import Data, fingerprint
+from fedspu.prepare import fingerprint
 from fedspu.random_streams import torch_stream
 from fedspu.runs import SavedClient, open_client
 from fedspu.settings_text import flatten

@@ -51,6 +51,7 @@ from fedspu.training.augmentation import make_augmentation
 from fedspu.training.early_stopping import blended_loss, has_stopped
 from fedspu.training.epochs import LocalTraining, check_finite
 from fedspu.training.evaluation import Score, evaluate
+from fedspu.training.loading import seconds_of_loading
 
 
 class Examples(Protocol):
@@ -109,10 +110,11 @@ class Client:
         memory = Memory()
         if needs_memory(self.plan, request):
             memory = self._remember(request)
-        began, cpu_began = perf_counter(), process_time()
+        began, cpu_began = self._clocks()
 
         def took() -> Seconds:
-            return Seconds(perf_counter() - began, process_time() - cpu_began)
+            now, cpu_now = self._clocks()
+            return Seconds(now - began, cpu_now - cpu_began)
 
         if isinstance(request, JudgeRequest):
             return self.judge(request, memory, broadcast), took()
@@ -120,6 +122,12 @@ class Client:
         seconds = took()
         self.shelf.put(request.client, request.round, kept)
         return reply, seconds
+
+    @staticmethod
+    def _clocks() -> tuple[float, float]:
+        """The clock and the CPU's clock; both stand still while PyTorch loads."""
+        loading, cpu_loading = seconds_of_loading()
+        return perf_counter() - loading, process_time() - cpu_loading
 
     def _remember(self, request: Request) -> Memory:
         try:

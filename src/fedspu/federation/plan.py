@@ -222,13 +222,15 @@ def capacities_of(settings: Settings) -> tuple[Fraction, ...]:
 
 def build_model(build: Build) -> nn.Module:
     """A new model; refuses a ``build`` that returns anything else."""
-    model: Any = None
-    if not isinstance(build, nn.Module):
-        model = call(build, "the model's build function", ModelError)
-    if not isinstance(model, nn.Module):
-        found = build if isinstance(build, nn.Module) else model
+    if isinstance(build, nn.Module):
         raise ModelError(
-            f"the model's build function gave a {type(found).__name__}; expected a "
+            f"model is a {type(build).__name__} itself; pass the function that builds "
+            "it, new at each call: model=build, or model=lambda: Net(10)"
+        )
+    model: Any = call(build, "the model's build function", ModelError)
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"the model's build function gave a {type(model).__name__}; expected a "
             "torch.nn.Module, new at each call"
         )
     return model

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from fedspu.federation.engine import Facts
+from fedspu.federation.environment import environment
 from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round, Scores, Values
@@ -83,6 +84,9 @@ def record_round(
                 "train_cpu_seconds": sum(cost.train_cpu_seconds for cost in costs),
                 "critical_seconds": max(turns, default=0.0),
                 **seconds,
+                "turn_cpu_seconds": _by_client(
+                    {k: a.cost.train_cpu_seconds for k, a in played.answers.items()}
+                ),
                 "retried_clients": [
                     k for k, answer in played.answers.items() if answer.retried
                 ],
@@ -178,6 +182,7 @@ def summarise(
         ),
         "unjudged_turns": sum(len(line.get("unjudged_clients", {})) for line in rounds),
         "peak_rss_bytes": facts.peak_bytes,
+        "environment": environment(),
         **find_guard(settings.guard).facts(plan, federation.round),
     }
 

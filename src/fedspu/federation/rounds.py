@@ -74,6 +74,14 @@ class Round:
     is_global_judged: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went
 
+    def __repr__(self) -> str:
+        """Which round, and who took part; not the tensors."""
+        lost = len(self.missing) + len(self.refused)
+        return (
+            f"Round({self.federation.round}: {len(self.answers)} clients took part, "
+            f"{lost} turns lost, {len(self.federation.stopped)} stopped)"
+        )
+
     def replies(self) -> Iterator[tuple[int, TrainReply]]:
         """Each participant's reply, in client order."""
         for client, answer in self.answers.items():

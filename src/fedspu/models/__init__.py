@@ -33,7 +33,7 @@ def check_name(name: str) -> None:
         raise ModelError(
             f"model = {name!r}: expected one of {', '.join(sorted(MODELS))}, a folder "
             "of Hugging Face as hf:FOLDER, or your own as package.module:build"
-            f"{nearest(name, list(MODELS))}"
+            f"{_meant(name) or nearest(name, list(MODELS))}"
         )
 
 
@@ -53,6 +53,16 @@ def check_padding(name: str, padding: int | None, data: str) -> None:
             f"{name} has pad_token_id = {own}; fill them yourself with that token, or "
             f"save the model with pad_token_id = {padding}"
         )
+
+
+def _meant(name: str) -> str:
+    """A file's path as the module that it is, seen from the working folder."""
+    path, _, function = name.partition(":")
+    if not path.endswith(".py"):
+        return ""
+    parts = [part for part in path.removesuffix(".py").split("/") if part != "."]
+    place = f"{'.'.join(parts)}:{function or 'build'}"
+    return f" (did you mean {place}?)" if is_place(place) else ""
 
 
 def build(name: str, num_outputs: int | None = None) -> "nn.Module":

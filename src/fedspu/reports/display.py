@@ -24,13 +24,14 @@ class Display:
         self.label, self.is_quiet = label, is_quiet
         self.console = Console(stderr=True)
         self.exchanged = 0
-        self._task: TaskID | None = None
+        self._task = TaskID(0)
+        self._begun: TaskID | None = None
         self._bar: Progress | None = None
         if self.console.is_terminal and not is_quiet:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[place]}"),
                 TextColumn("{task.fields[news]}"),
                 TimeRemainingColumn(),
                 console=self.console,
@@ -38,6 +39,12 @@ class Display:
 
     def __enter__(self) -> "Display":
         if self._bar:
+            self._task = self._bar.add_task(
+                f"{self.label} preparing".lstrip(),
+                total=None,
+                news="data, model",
+                place="",
+            )
             self._bar.start()
         return self
 
@@ -67,11 +74,17 @@ class Display:
         t, rounds = played.federation.round, plan.settings.rounds
         label = f"{self.label} round".lstrip()
         if self._bar:
-            if self._task is None:
-                self._task = self._bar.add_task(
-                    label, total=rounds, completed=t - 1, news=""
+            if self._begun is None:
+                self._bar.update(self._task, visible=False)
+                self._begun = self._bar.add_task(
+                    label, total=rounds, completed=t - 1, news="", place=""
                 )
-            self._bar.update(self._task, completed=t, news="  ".join(shown))
+            self._bar.update(
+                self._begun,
+                completed=t,
+                news="  ".join(shown),
+                place=f"{t}/{rounds}",
+            )
         elif not self.is_quiet:
             line = "  ".join((*shown[:2], f"clients {shown[2]}", shown[3]))
             print(f"{label} {t}/{rounds}  {line}", file=sys.stderr)  # noqa: T201  # this is the display

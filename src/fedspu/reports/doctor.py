@@ -1,8 +1,6 @@
 """What this machine has, which code runs the built-in models, and how fast."""
 
-import platform
 import time
-from importlib.metadata import version
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -13,9 +11,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fedspu import models
+from fedspu.federation.environment import environment
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.mapping import map_neurons
-from fedspu.partial.chain.native.library import find, processor
+from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.models import why_not
 from fedspu.partial.context import partial_training
 
@@ -37,11 +36,7 @@ def look() -> dict[str, Any]:
     """All that ``fedspu doctor`` says; compiles the code for small networks first."""
     found = find()
     return {
-        "fedspu": version("fedspu"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor().splitlines()[1:2],
+        **environment(),
         "native": {
             "ready": found.library is not None,
             "how": found.how,
@@ -94,7 +89,7 @@ def machine_lines(found: dict[str, Any]) -> list[str]:
     missing = [extra for extra, there in found["extras"].items() if not there]
     return [
         f"fedspu {found['fedspu']}, Python {found['python']}, PyTorch "
-        f"{found['torch']}, {found['system']} {' '.join(found['processor'])}".strip(),
+        f"{found['torch']}, {found['system']} {found['processor']}".strip(),
         f"native code for small networks: {native['how']}"
         + (f", in {native['path']}" if native["ready"] else "; PyTorch runs them"),
         f"extras: {', '.join(have) or 'none'}; not installed: "

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedspu.data.dataset import Dataset
-from fedspu.data.partition import LabelCounts
+from fedspu.data.examples import allot, strata
+from fedspu.data.partition import LabelCounts, count_labels
 from fedspu.resolve import resolve
 from fedspu.settings import Settings
 from fedspu.tasks.task import Task
@@ -39,6 +40,16 @@ def classes_in_words(task: Task, number: int) -> str:
     if task.strata is None:
         return ""
     return f" of {number} {'classes' if task.has_classes else 'bins'}"
+
+
+def count(
+    settings: Settings, data: Dataset, task: Task
+) -> tuple[LabelCounts, tuple[str, ...]]:
+    """How many examples of each class each client has, and what classes are called."""
+    labels = strata(data, task)
+    num_classes = data.num_outputs if task.has_classes else int(labels.max()) + 1
+    names = tuple(data.classes) if task.has_classes else ()
+    return count_labels(allot(settings, data, task), labels, num_classes), names
 
 
 def title(settings: Settings, data: Dataset, classes: str) -> str:

@@ -1,6 +1,7 @@
 """Plots: the only module that imports matplotlib, and only when a plot is made."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from fedspu.data.partition import LabelCounts
 from fedspu.errors import SettingsError, how_to_install
 from fedspu.profile.measure import Costs, Profile
 from fedspu.reports.label_counts import sample
+from fedspu.reports.page.chart import Chart, Heatmap, Picture, Series, Show, span
 from fedspu.reports.profile import clock_of, unit_of
 
 if TYPE_CHECKING:
@@ -33,6 +35,17 @@ def check_plot(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise SettingsError(
             f"--plot {path}: matplotlib is not installed; install it with: "
+            f"{how_to_install('plots')}"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that no plots could be written to, before anything is read."""
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"--plots {folder}: is a file; expected a folder")
+    if find_spec("matplotlib") is None:
+        raise SettingsError(
+            f"--plots {folder}: matplotlib is not installed; install it with: "
             f"{how_to_install('plots')}"
         )
 
@@ -173,3 +186,148 @@ def _paper(axes: "Axes", profile: Profile, num_bytes: float) -> None:
     values = {row.setting.p: row.paper_bytes / num_bytes for row in profile.rows}
     label = "the paper's formula"
     axes.plot(list(values), list(values.values()), "--", color="k", label=label)
+
+
+# The pictures of a report, for papers -------------------------------------------------
+
+COLOURS = (
+    *("#0b6bb5", "#d4570a", "#0b8a63", "#b0418b"),
+    *("#a87900", "#3b9fd1", "#5b6270", "#6a50bd"),
+)
+"""Those of the page in the light."""
+
+MARKERS = ("o", "s", "D", "^", "v")
+DASHES = ("-", "--", ":", "-.")
+
+
+def plot_pictures(found: Iterable[tuple[str, Picture]], folder: Path) -> int:
+    """Write each picture as .png and .svg; how many there are."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--plots {folder}: cannot be made ({error})") from None
+    names: dict[str, int] = {}
+    for name, picture in found:
+        file = re.sub(r"[^\w.=@-]+", "-", name).lstrip(".")[:MAX_NAME] or "plot"
+        names[file] = names.get(file, 0) + 1
+        if names[file] > 1:
+            file += f"-{names[file]}"
+        is_small = isinstance(picture, Chart) and picture.is_small
+        # Text in SVG stays text, and the same runs give the same file.
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedspu"}):
+            size = (4.0, 2.9) if is_small else (5.6, 3.6)
+            figure = Figure(figsize=size, layout="constrained")
+            axes = figure.subplots()
+            axes.set_title(picture.title.replace("$", r"\$"), loc="left", fontsize=10)
+            if isinstance(picture, Chart):
+                _draw_chart(axes, picture)
+            else:
+                _draw_heatmap(axes, picture)
+            for suffix in (".png", ".svg"):
+                _save_plot(figure, folder / f"{file}{suffix}")
+    return sum(names.values())
+
+
+MAX_NAME = 120
+
+
+def _save_plot(figure: "Figure", path: Path) -> None:
+    try:
+        without_date = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=200, metadata=without_date)
+    except OSError as error:
+        raise SettingsError(f"--plots {path}: cannot be written ({error})") from None
+
+
+def _draw_chart(axes: "Axes", chart: Chart) -> None:
+    for series in chart.series:
+        _draw_series(axes, chart, series)
+    if chart.front:
+        xs, ys = zip(*chart.front, strict=True)
+        axes.step(xs, ys, "--", where="post", color="0.5", linewidth=0.9, zorder=1)
+    for axis, set_ticks, label in (
+        (chart.x, axes.set_xticks, axes.set_xlabel),
+        (chart.y, axes.set_yticks, axes.set_ylabel),
+    ):
+        label(axis.title)
+        if axis.bands:
+            set_ticks(range(len(axis.bands)), axis.bands)
+    _, y = zip(*(chart.points or [(0.0, 0.0)]), strict=True)
+    axes.set_ylim(*span(y, chart.y))
+    for axis, way in ((chart.x, axes.xaxis), (chart.y, axes.yaxis)):
+        if not axis.bands:
+            way.set_major_locator(_locator())
+            way.set_major_formatter(_formatter(axis.show))
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    named = [series for series in chart.series if series.name]
+    if len(named) > 1:
+        axes.legend(fontsize="x-small", framealpha=0.7)
+
+
+def _formatter(show: Show) -> Callable[[float, Any], str]:
+    return lambda value, place: show(value)
+
+
+def _locator() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(5, steps=[1, 2, 5, 10])
+
+
+def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
+    colour = COLOURS[series.slot % len(COLOURS)]
+    dash = DASHES[series.slot // len(COLOURS) % len(DASHES)]
+    marker = MARKERS[series.slot % len(MARKERS)]
+    label = series.name.replace("$", r"\$") or None
+    if series.band:
+        x, low, high = zip(*series.band, strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+    if series.is_level:
+        axes.axhline(series.line[-1][1], color=colour, linestyle=":", label=label)
+        return
+    if series.line:
+        x, y = zip(*series.line, strict=True)
+        axes.plot(x, y, dash, color=colour, linewidth=1.5, label=label)
+        label = None
+    if not series.has_dots:
+        return
+    for is_open in (False, True):
+        marks = [mark for mark in series.marks if mark.is_open is is_open]
+        if not marks:
+            continue
+        for mark in marks:
+            if mark.ends is not None:
+                axes.vlines(mark.x, *mark.ends, color=colour, alpha=0.5)
+        face = "white" if is_open else colour
+        size = 9 if chart.is_small and not chart.has_labels else 16
+        axes.scatter(
+            [mark.x for mark in marks],
+            [mark.y for mark in marks],
+            size,
+            marker=marker,
+            facecolors=face,
+            edgecolors=colour,
+            linewidths=0.8,
+            label=label,
+            zorder=3,
+        )
+        label = None
+
+
+def _draw_heatmap(axes: "Axes", picture: Heatmap) -> None:
+    drawn = axes.imshow(
+        np.array(picture.shares), cmap="Blues", vmin=0, vmax=1, aspect="auto"
+    )
+    for names, set_ticks, label, title in (
+        (picture.columns, axes.set_xticks, axes.set_xlabel, picture.column_title),
+        (picture.rows, axes.set_yticks, axes.set_ylabel, picture.row_title),
+    ):
+        ticks = sample(len(names), 11)
+        set_ticks(ticks, [names[i].replace("$", r"\$") for i in ticks])
+        label(title)
+    figure = axes.figure
+    figure.colorbar(drawn, ax=axes, label="share of a client's examples")

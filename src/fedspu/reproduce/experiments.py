@@ -9,14 +9,13 @@ from typing import Any
 
 from fedspu.engines.machine import num_cores
 from fedspu.errors import DataError, SettingsError, StorageError
-from fedspu.federation.storage.own_files import is_free
 from fedspu.files import read_file, write_whole
 from fedspu.prepare import choose, dataset_for
 from fedspu.reproduce.printed import ALPHAS, DATASETS, METHODS, Dataset
 from fedspu.reproduce.tables import Result
-from fedspu.run_records import load_run
 from fedspu.runs import simulate
 from fedspu.sweeps.compare import Watcher, compare
+from fedspu.sweeps.play import finished_summary
 from fedspu.sweeps.progress import read_plan
 
 BUDGETS = {"10min": 600.0, "1h": 3600.0, "full": None}
@@ -222,20 +221,18 @@ def results_in(folder: Path, dataset: Dataset, with_stopping: bool) -> list[Resu
     plan = read_plan(folder)
     found = []
     for run in (*plan.earlier, *plan.runs):
-        if is_free(folder / run.name):  # not begun yet
-            continue
-        records = load_run(folder / run.name)
-        if records.summary is None:
+        summary = finished_summary(folder / run.name)
+        if summary is None:
             continue
         found.append(
             Result(
                 dataset,
                 run.method,
-                float(records.summary["alpha"]),
+                float(summary["alpha"]),
                 run.seed,
                 with_stopping,
                 run.rounds,
-                records.summary,
+                summary,
             )
         )
     return found

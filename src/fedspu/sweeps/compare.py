@@ -6,20 +6,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedspu.data.own.pairs import Data
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import Build
 from fedspu.federation.storage.saved_index import SUMMARY
 from fedspu.files import write_whole
-from fedspu.prepare import Data, choose
+from fedspu.prepare import choose
 from fedspu.reports.comparison import blocks, files
 from fedspu.reports.comparison.statistics import Case, make_case
+from fedspu.reports.page.facts import PageFacts
+from fedspu.reports.page.html import page
+from fedspu.reports.page.sections import pictures
 from fedspu.runs import open_client
 from fedspu.settings import Settings
 from fedspu.settings_text import flatten, one_line
 from fedspu.sweeps.cells import Cell, Sweep, make_sweep
 from fedspu.sweeps.play import Planned, Played, check_same, play_missing, runs_at_once
 from fedspu.sweeps.progress import remove_plan_alone, write_plan
-from fedspu.sweeps.saved import COSTS, by_case, find, read_costs, title_of
+from fedspu.sweeps.report import REPORT, Given, facts_of, refusing_damaged
+from fedspu.sweeps.saved import COSTS, Found, by_case, find, read_costs, title_of
 from fedspu.sweeps.step_costs import StepCosts
 from fedspu.sweeps.tuning import FOLDER, Pick, Search, describe, pick
 from fedspu.tasks.task import Task
@@ -37,6 +42,7 @@ class Comparison:
     cases: tuple[Case, ...]
     runs: list[dict[str, Any]]
     unfinished: list[str]
+    listed: tuple[Found, ...] = ()  # where the runs are
 
     def __str__(self) -> str:
         """The table, at most 80 columns wide."""
@@ -76,21 +82,47 @@ class Comparison:
         }
         return json.dumps(found, indent=2) + "\n"
 
-    def write(self, out: Path) -> None:
-        """Write the table in every form, as ``comparison.*`` in ``out``."""
+    def to_html(self, given: Given | None = None) -> str:
+        """A report with pictures, as one HTML file.
+
+        ``given``: data and task that the runs were given in Python, if any.
+        """
+        with refusing_damaged(self.listed):
+            return page(self._facts(given))
+
+    def write_html(self, file: Path | str) -> None:
+        """Write the report to a file."""
+        _write(Path(file), self.to_html())
+
+    def write_plots(self, folder: Path | str) -> int:
+        """Write every picture of the report as .png and .svg; how many there are."""
+        from fedspu.reports.plots import plot_pictures
+
+        with refusing_damaged(self.listed):
+            found = list(pictures(self._facts(None)))
+        return plot_pictures(found, Path(folder))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to show: a finished run, or a round of one."""
+        facts = self._facts(None)
+        return bool(facts.cases or facts.unfinished)
+
+    def _facts(self, given: Given | None) -> PageFacts:
+        return facts_of(self.cases, self.listed, self.unfinished, given)
+
+    def write(self, out: Path, given: Given | None = None) -> None:
+        """Write the table in every form, as ``comparison.*``, and ``report.html``."""
         forms = {
-            "txt": str(self),
-            "md": self.to_markdown(),
-            "csv": self.to_csv(),
-            "tex": self.to_latex(),
-            "json": self.to_json(),
+            "comparison.txt": str(self),
+            "comparison.md": self.to_markdown(),
+            "comparison.csv": self.to_csv(),
+            "comparison.tex": self.to_latex(),
+            "comparison.json": self.to_json(),
+            REPORT: self.to_html(given),
         }
-        try:
-            for ending, text in forms.items():
-                file = out / f"comparison.{ending}"
-                write_whole(file, text.encode(), durable=True)
-        except OSError as error:
-            raise StorageError(f"{out}: cannot write ({error})") from error
+        for name, text in forms.items():
+            _write(out / name, text)
 
 
 class Watcher:
@@ -158,7 +190,7 @@ def compare(
     if played.summaries:
         house.measure(runs, played)
         found = compare_saved([out], only={run.path.name for run in runs})
-        found.write(out)
+        found.write(out, Given(data, task, is_trusted=True))
     if played.failures:
         failures = {cell.name: why for cell, why in played.failures.items()}
         raise FedSPUError(_what_failed(failures, len(runs)))
@@ -184,7 +216,15 @@ def compare_saved(
             "choose another --out"
         ) from None
     runs = [dict(found.run.summary) for found in listed]
-    return Comparison(cases, runs, [str(path) for path in unfinished])
+    return Comparison(cases, runs, [str(path) for path in unfinished], tuple(listed))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a small file, whole."""
+    try:
+        write_whole(file, text.encode(), durable=True)
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be written ({error})") from error
 
 
 def _rounds(given: Any) -> int:
@@ -284,7 +324,7 @@ class _House:
                 )
         played = self.play(runs, FOLDER)
         picks = pick(cells, played.summaries)
-        self.write(self.out / FOLDER / "picks.json", describe(search, picks))
+        _write(self.out / FOLDER / "picks.json", describe(search, picks))
         return picks
 
     def measure(self, runs: Sequence[Planned], played: Played) -> None:
@@ -303,7 +343,7 @@ class _House:
         }
         if found != known:
             text = json.dumps({**known, **found}, indent=2)
-            self.write(self.out / COSTS, text)
+            _write(self.out / COSTS, text)
 
     def _steps(self, run: Planned, costs: StepCosts) -> tuple[dict[str, int], bool]:
         objects = self.objects
@@ -317,11 +357,3 @@ class _House:
         )
         found = costs.by_capacity(client.plan, client.federation)
         return found, client.plan.method.is_choice
-
-    @staticmethod
-    def write(file: Path, text: str) -> None:
-        """Write a small file, whole."""
-        try:
-            write_whole(file, text.encode(), durable=True)
-        except OSError as error:
-            raise StorageError(f"{file}: cannot be written ({error})") from error

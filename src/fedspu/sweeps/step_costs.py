@@ -6,6 +6,7 @@ counted.
 """
 
 from fedspu.data.dataset import Dataset
+from fedspu.data.own.pairs import Data
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation
 from fedspu.methods.method import Offer, answered
@@ -13,7 +14,7 @@ from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.slim import slim_model, slim_neurons, slimmable
 from fedspu.neurons.table import Active
 from fedspu.partial.context import partial_training
-from fedspu.prepare import Data, dataset_for
+from fedspu.prepare import dataset_for
 from fedspu.profile.peak_memory import step_bytes
 from fedspu.tasks.task import checked_loss
 

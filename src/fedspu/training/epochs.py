@@ -20,6 +20,7 @@ from fedspu.partial.context import partial_training
 from fedspu.settings import TrainSettings
 from fedspu.tasks.task import Loss, Task, checked_loss
 from fedspu.training.augmentation import Augmentation
+from fedspu.training.loading import load_optimizers
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def make_optimizer(
     trainable: list[Tensor], settings: TrainSettings
 ) -> torch.optim.Optimizer:
     """The optimizer that settings name, new for every round."""
+    load_optimizers()
     given: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "sgd":
         return torch.optim.SGD(trainable, momentum=settings.momentum, **given)

@@ -278,7 +278,7 @@ NAN[2, 1] = np.nan
         ({"x": np.full((4, 2), True), "y": LABELS}, "x holds bool; expected"),
         ({"x": np.zeros(4), "y": LABELS}, r"x has shape \(4,\); expected one row"),
         ({"x": GREY, "y": LABELS / 2}, "y holds float64; expected integers"),
-        ({"x": GREY, "y": np.array(["a"] * 4)}, "y holds <U1; expected whole numbers"),
+        ({"x": GREY, "y": np.full((4, 2), "a")}, "y holds <U1; expected whole numbers"),
         ({"x": GREY, "y": np.full(4, True)}, "y holds bool; expected whole numbers"),
         ({"x": GREY, "y": np.array(3)}, r"y has shape \(\); expected"),
         ({"x": GREY, "y": LABELS.reshape(4, 1)}, r"y has shape \(4, 1\); expected"),

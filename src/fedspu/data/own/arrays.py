@@ -70,18 +70,24 @@ def from_arrays(
     a channel axis); it is not copied, so it may be a memory-mapped file of any size.
     Other integers mean tokens, and floats are used as they are. Token sequences of
     unequal lengths, given as a list, are padded at their ends. ``y`` holds whole
-    numbers or floats, or is None. ``owners``, names or whole numbers, say who each
-    example is from; they are stored as 0, 1, … in sorted order.
+    numbers, floats or names of classes, or is None. ``owners``, names or whole numbers,
+    say who each example is from. Names are stored as 0, 1, … in sorted order.
     """
     padding = MADE_PADDING if y is None else PADDING
     examples = _examples(_array(rows := padded(x, padding, name, "x")), name)
     targets = NO_TARGETS
+    classes: tuple[str, ...] = ()
     if y is not None:
-        targets = _targets(_array(padded(y, IGNORED, name, "y")), name)
+        found = _array(padded(y, IGNORED, name, "y"))
+        if found.dtype.kind in "US" and found.ndim == 1:
+            found, classes = _numbered(found)
+        targets = _targets(found, name)
     return Dataset(
         name=name,
         x=examples,
         y=targets,
+        classes=classes,
+        num_classes=len(classes),
         owners=None if owners is None else _owners(_array(owners), len(examples), name),
         padding=None if rows is x else padding,
     )
@@ -136,6 +142,14 @@ def _examples(x: NDArray[np.generic], name: str) -> Tensor:
     raise DataError(
         f"{name}: x holds {x.dtype}; expected uint8 pixels, integer tokens or floats"
     )
+
+
+def _numbered(
+    y: NDArray[np.generic],
+) -> tuple[NDArray[np.generic], tuple[str, ...]]:
+    """Names of classes as 0, 1, … in sorted order, and the names."""
+    names, codes = np.unique(y.astype(str), return_inverse=True)
+    return codes.astype(np.int64), tuple(map(str, names))
 
 
 def _targets(y: NDArray[np.generic], name: str) -> Tensor:

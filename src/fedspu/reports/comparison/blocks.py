@@ -129,7 +129,8 @@ def _picked(name: str) -> Callable[[Row], str]:
 
 
 def _rounds(found: Estimate) -> str:
-    return f"{found.mean:.0f}" if found.half in (None, 0.0) else value(found, False)
+    half = f" ± {found.half:.0f}" if found.half else ""
+    return f"{found.mean:.0f}{half}"
 
 
 def _memory(row: Row) -> str:

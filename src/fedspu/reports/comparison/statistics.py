@@ -111,7 +111,7 @@ def make_case(settings: dict[str, Any], runs: Sequence[RunOfMethod]) -> Case:
     best = choose(means, key=lambda method: means[method])
     return Case(
         settings=settings,
-        dataset=first["dataset"],
+        dataset=str(first["dataset"]).rpartition("/")[2],  # of a file, its name
         metric=first["metric"],
         is_share=first["is_share"],
         higher_is_better=first["higher_is_better"],

@@ -4,7 +4,10 @@ Exit codes: 0 for success; 1 for our own mistake, with a traceback; 2 for the us
 mistake, with one clear line; 130 if interrupted.
 """
 
+import io
+import re
 import sys
+from typing import Annotated
 
 import click
 import typer
@@ -25,7 +28,13 @@ from fedspu.cli import (
     run,
     settings,
 )
-from fedspu.cli.console import INTERRUPTED, complain, plain_warnings
+from fedspu.cli.console import (
+    INTERRUPTED,
+    complain,
+    plain_warnings,
+    saying_what_loads,
+    whole_output,
+)
 from fedspu.errors import FedSPUError
 
 app = typer.Typer(
@@ -33,9 +42,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Personalized federated learning for devices of unequal strength.\n\n"
-    "Start with [bold]fedspu run[/bold]: FedSPU on handwritten digits, in under a "
-    "minute.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
@@ -53,10 +60,36 @@ app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
 
 
-def main() -> None:
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"fedspu {version('fedspu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedspu(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Print fedspu's version.",
+        ),
+    ] = False,
+) -> None:
+    """Personalized federated learning for devices of unequal strength.
+
+    Start with [bold]fedspu run[/bold]: FedSPU on handwritten digits, in under a minute.
+    """
+
+
+def run_command() -> None:
     """Run the command, and end with the right exit code."""
     try:
-        with plain_warnings():
+        with whole_output(), plain_warnings(), saying_what_loads():
             code = app(standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
@@ -64,7 +97,11 @@ def main() -> None:
         complain(str(error))
         sys.exit(2)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        # Both click and typer suggest the same.
+        text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", shown.getvalue())
+        click.echo(text, err=True, nl=False)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         complain("interrupted")

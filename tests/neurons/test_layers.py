@@ -59,11 +59,29 @@ def taught() -> Iterator[None]:
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 
 
-def test_an_unknown_layer_is_always_active_and_named() -> None:
-    with pytest.warns(fedspu.NeuronWarning, match=r"first\.weight"):
-        neurons = map_neurons(Net(), X)
+def test_a_layer_is_known_by_what_it_does() -> None:
+    groups = map_neurons(Net(), X).groups
 
-    assert not any("first" in group.name for group in neurons.groups)
+    assert [(group.name, group.size) for group in groups] == [
+        ("first", 6),
+        ("second", 5),
+    ]
+    assert not any(group.slim for group in groups)  # it stores its width
+
+
+class Sorted(nn.Linear):
+    """A layer whose outputs change places with the example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sort().values
+
+
+def test_what_depends_on_the_order_is_always_active_and_named() -> None:
+    model = nn.Sequential(Sorted(4, 6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    with pytest.warns(fedspu.NeuronWarning, match=r"0\.weight.*operation sort"):
+        neurons = map_neurons(model, X)
+
+    assert [group.name for group in neurons.groups] == ["1"]
 
 
 @pytest.mark.usefixtures("taught")

@@ -103,9 +103,14 @@ _WIDER = {
 }
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """A deep copy, also of a model that keeps results of earlier forward passes."""
+def copy_model(model: nn.Module, shares_tensors: bool = False) -> nn.Module:
+    """A deep copy, also of a model that keeps results of earlier forward passes.
+
+    With ``shares_tensors``, parameters and buffers are the model's own: quicker.
+    """
     kept: dict[int, Any] = {}
+    if shares_tensors:
+        kept = {id(tensor): tensor for _, tensor in all_tensors(model)}
     for layer in model.modules():
         for value in vars(layer).values():
             for tensor in flat_tensors(value):

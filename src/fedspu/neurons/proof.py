@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedspu.errors import ModelError
+from fedspu.neurons.calls import copy_model
 from fedspu.neurons.probe import Probe
-from fedspu.neurons.slim import slim_model
+from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
 
 NUM_TRIALS = 3
@@ -298,7 +299,8 @@ def _is_slim_right(probe: Probe, table: Neurons, active: Active) -> bool:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            slim = slim_model(probe.model, table, active)
+            slim = copy_model(probe.model, shares_tensors=True)
+            slim = cut_model(slim, table, slimmable(table, active))
             slim_output = probe.call(slim, probe.example)
         probe.output = slim_output
         return [out.shape for out in slim_output] == [o.shape for o in output] and (

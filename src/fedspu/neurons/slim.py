@@ -26,7 +26,11 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
             f"{', '.join(whole)}",
             stacklevel=2,
         )
-    slim = copy_model(model)
+    return cut_model(copy_model(model), neurons, kept)
+
+
+def cut_model(slim: nn.Module, neurons: Neurons, kept: Active) -> nn.Module:
+    """The same model with only the kept neurons; its own tensors are not changed."""
     owners = _owners(slim)
     for name, tensor in [*slim.named_parameters(), *slim.named_buffers()]:
         smaller = _slice(name, tensor, neurons, kept)

@@ -13,6 +13,8 @@ class Classes:
 
     def __init__(self) -> None:
         self._parent = np.zeros(0, dtype=np.int64)
+        self.version = 0
+        """Grows whenever classes are joined."""
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -50,14 +52,9 @@ class Classes:
             differ = left != right
             if not differ.any():
                 return
+            self.version += 1
             left, right = left[differ], right[differ]
             self._parent[np.maximum(left, right)] = np.minimum(left, right)
-
-    def copy(self) -> "Classes":
-        """The same classes, to be joined further on their own."""
-        other = Classes()
-        other._parent = self._parent.copy()
-        return other
 
     def num_members(self, labels: Tensor) -> Tensor:
         """How many labels there are in the class of each of ``labels``."""

@@ -31,6 +31,7 @@ class Known:
     from_example: bool = False
     from_weights: bool = False
     raw: Slots = field(default_factory=list)  # of a weight: its own places' labels
+    version: int = -1  # of the classes, when the slots were tidied
 
 
 @dataclass
@@ -144,7 +145,9 @@ class Follower(TorchDispatchMode):
             known = found[1]
         else:
             known = self._same_memory(tensor)
-        known.slots = self.tidied(known.slots)
+        if known.version != self.classes.version:
+            known.slots = self.tidied(known.slots)
+            known.version = self.classes.version
         return known
 
     def _same_memory(self, tensor: Tensor) -> Known:
@@ -190,6 +193,7 @@ class Follower(TorchDispatchMode):
                 window(memory, tensor).copy_(slot.expand(tensor.shape))
                 slots.append(window(memory, other).clone())
             was.slots = slots + was.slots[len(slots) :]
+            was.version = -1
 
     def operand(self, tensor: Tensor) -> Operand:
         """A tensor as one side of an operation."""
@@ -210,6 +214,7 @@ class Follower(TorchDispatchMode):
                 any(known.from_example for known in of_inputs),
                 any(known.from_weights for known in of_inputs),
                 raw or [],
+                self.classes.version,
             ),
         )
 

@@ -218,6 +218,36 @@ def test_an_fx_model_has_the_table_of_the_model() -> None:
     assert map_neurons(traced, x) == map_neurons(model, x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
+def test_a_compiled_model_is_mapped_without_being_compiled() -> None:
+    with seeded(0):
+        model: Any = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    compiled: Any = torch.compile(model)
+    [group] = map_neurons(compiled, torch.randn(2, 6)).groups
+    assert (group.name, group.size, group.permutable) == ("_orig_mod.0", 8, True)
+
+
+def test_a_model_that_cannot_be_followed_is_always_active() -> None:
+    class Impatient(nn.Module):
+        """Refuses to run while its operations are followed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.utils._python_dispatch._len_torch_dispatch_stack() > 1:
+                raise RuntimeError("somebody is looking")
+            logits: Tensor = self.fc2(self.fc1(x))
+            return logits
+
+    with (
+        pytest.warns(fedspu.NeuronWarning, match="nothing can be frozen"),
+        pytest.warns(fedspu.NeuronWarning, match=r"fc1\.weight, .*no neurons"),
+    ):
+        assert map_neurons(Impatient(), torch.randn(2, 6)).groups == ()
+
+
 def test_a_warning_says_that_nothing_can_be_frozen() -> None:
     class InOrder(nn.Module):
         def __init__(self) -> None:

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,14 @@ def undisturbed() -> Iterator[None]:
         torch.set_num_threads(threads)
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inside, a model in ``torch.compile`` runs as it was before it was compiled."""
+    if any(hasattr(layer, "_orig_mod") for layer in model.modules()):
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return stance
+    return nullcontext()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedspu.neurons.blocks import named_tensors
-from fedspu.neurons.calls import undisturbed
+from fedspu.neurons.calls import uncompiled, undisturbed
 from fedspu.neurons.layers import kind_of
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove, prove_slim
@@ -46,7 +46,7 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
     ``example_input`` is a tensor, a tuple of positional arguments or a dict of keyword
     arguments. The model, its mode and every generator are left as they were.
     """
-    with undisturbed():
+    with undisturbed(), uncompiled(model):
         probe = Probe(model, example_input)
         traced = trace(probe)
         unreached = probe.unreached()

@@ -72,7 +72,6 @@ class Meeting:
 
     a: Tensor
     b: Tensor
-    common: tuple[int, ...]
     of_weight: bool
 
 
@@ -284,15 +283,14 @@ class Follower(TorchDispatchMode):
     ) -> None:
         for at in reversed(range(len(together))):
             other = together[at]
-            common = dims(other) & dims(slot)
-            if not common:
+            if not dims(other) & dims(slot):
                 continue
             if dims(other) == dims(slot):
                 self.classes.join(other, slot)
                 return
             pair = of_weight[at] or is_weight
             if not self._is_own_block(other, slot):
-                self.meetings.append(Meeting(other, slot, tuple(sorted(common)), pair))
+                self.meetings.append(Meeting(other, slot, pair))
             if dims(slot) < dims(other):
                 return
             if dims(other) < dims(slot):

@@ -66,8 +66,11 @@ class Traced:
 
 
 def trace(probe: Probe) -> Traced:
-    """The model's neurons."""
-    return _Trace(probe).run()
+    """The model's neurons; none if its forward pass cannot be followed at all."""
+    try:
+        return _Trace(probe).run()
+    except Exception:  # the user's own code, under conditions it was not written for
+        return Traced()
 
 
 class _Trace:

@@ -34,12 +34,7 @@ def _multiplied_and_added(
     bias, a, b = args[:3]
     product = Operand(_product(now, now.operand(a), now.operand(b)), tuple(out.shape))
     side = last_aligned(now.operand(bias), out.dim())
-    now.put(out, _sum(now, product, side), args[:3])
-
-
-def _sum(now: Follower, computed: Operand, added: Operand) -> Slots:
-    """Add a bias; what was computed differs along every axis it has labels for."""
-    return now.combine([computed, added])
+    now.put(out, now.combine([product, side]), args[:3])
 
 
 @rule("mv addmv dot")
@@ -52,7 +47,7 @@ def _by_vector(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> No
     if out.dim() == 0:
         slots = []
     if len(args) == 3:
-        slots = _sum(now, Operand(slots, tuple(out.shape)), now.operand(args[0]))
+        slots = now.combine([Operand(slots, tuple(out.shape)), now.operand(args[0])])
     now.put(out, slots, args)
 
 
@@ -67,7 +62,7 @@ def _linear(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     bias = args[2] if len(args) > 2 else None
     if bias is not None:
         side = last_aligned(now.operand(bias), out.dim())
-        slots = _sum(now, Operand(slots, tuple(out.shape)), side)
+        slots = now.combine([Operand(slots, tuple(out.shape)), side])
     now.put(out, slots, args)
 
 

@@ -260,7 +260,14 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     elif _slims(probe, table, candidates):
         return table
     else:
-        stuck = {g.name for g in candidates if not _slims(probe, table, [g])}
+        # What has its number written down somewhere is mostly whole heads and the like.
+        simple = [
+            g for g in candidates if all(a.repeat == a.copies == 1 for a in g.axes)
+        ]
+        doubtful = [g for g in candidates if g not in simple]
+        if not _slims(probe, table, simple):
+            doubtful = candidates
+        stuck = {g.name for g in doubtful if not _slims(probe, table, [g])}
         rest = [group for group in candidates if group.name not in stuck]
         if not _slims(probe, table, rest):  # each can be sliced, but not all at once
             stuck |= {group.name for group in rest}

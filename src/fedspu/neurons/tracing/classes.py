@@ -12,18 +12,18 @@ class Classes:
     """Labels, some of which are known to mean the same neuron."""
 
     def __init__(self) -> None:
-        self._parent = np.zeros(0, dtype=np.int64)
+        # The last entry is not a label: NONE, as an index, finds itself there.
+        self._parent = np.array([NONE], dtype=np.int64)
         self.version = 0
         """Grows whenever classes are joined."""
 
     def __len__(self) -> int:
-        return len(self._parent)
+        return len(self._parent) - 1
 
     def new(self, number: int) -> Tensor:
         """Labels that were never given before, each in a class of its own."""
-        first = len(self._parent)
-        fresh = np.arange(first, first + number, dtype=np.int64)
-        self._parent = np.concatenate([self._parent, fresh])
+        fresh = np.arange(len(self), len(self) + number, dtype=np.int64)
+        self._parent = np.concatenate([self._parent[:-1], fresh, self._parent[-1:]])
         return torch.from_numpy(fresh)
 
     def roots(self, labels: Tensor) -> Tensor:
@@ -31,16 +31,14 @@ class Classes:
         return torch.from_numpy(self._find(labels.numpy()))
 
     def _find(self, labels: np.ndarray) -> np.ndarray:
-        given, place = np.unique(labels, return_inverse=True)
-        found = given.copy()
-        known = found >= 0
+        found = self._parent[labels]
         while True:
-            above = self._parent[found[known]]
-            if (above == found[known]).all():
+            above = self._parent[found]
+            if (above == found).all():
                 break
-            found[known] = above
-        self._parent[given[known]] = found[known]
-        return found[place].reshape(labels.shape)
+            found = above
+        self._parent[labels] = found
+        return found
 
     def join(self, a: Tensor, b: Tensor) -> None:
         """Say that elements at the same place of ``a`` and ``b`` are one neuron."""
@@ -56,8 +54,7 @@ class Classes:
             left, right = left[differ], right[differ]
             self._parent[np.maximum(left, right)] = np.minimum(left, right)
 
-    def num_members(self, labels: Tensor) -> Tensor:
-        """How many labels there are in the class of each of ``labels``."""
-        everything = self._find(np.arange(len(self._parent)))
-        counts = np.bincount(everything, minlength=len(self._parent))
-        return torch.from_numpy(counts[self.roots(labels).numpy()])
+    def num_members(self) -> Tensor:
+        """How many labels there are in the class of each label."""
+        roots = self._find(np.arange(len(self)))
+        return torch.from_numpy(np.bincount(roots, minlength=len(self))[roots])

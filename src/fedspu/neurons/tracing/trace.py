@@ -258,7 +258,7 @@ def _settle(now: Follower, of_weight: bool) -> None:
         a, b = now.tie(a, dims(a) - common), now.tie(b, dims(b) - common)
         if a is not None and b is not None:
             classes.join(a, b)
+    is_shared = classes.num_members() > 1
     for block in now.blocks:
-        labels = block.labels
-        if bool((classes.num_members(labels) > 1).any()):
-            classes.join(labels, block.members)
+        if bool(is_shared[block.labels].any()):
+            classes.join(block.labels, block.members)

@@ -104,9 +104,8 @@ def _apart(now: Follower, slots: Slots, overlapped: set[tuple[int, int]]) -> Slo
             if one.shape == two.shape and torch.equal(one, two):
                 tidied[a] = None
                 continue
-            counts = [
-                int(now.classes.num_members(t.unique()).sum()) for t in (one, two)
-            ]
+            number = now.classes.num_members()
+            counts = [int(number[s[s >= 0].unique()].sum()) for s in (one, two)]
             weaker = a if counts[0] < counts[1] else b
             now.tie(slots[weaker], range(slots[weaker].dim()))
             tidied[weaker] = None

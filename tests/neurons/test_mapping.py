@@ -20,6 +20,9 @@ from fedspu import (
     map_neurons,
 )
 from fedspu.errors import ModelError
+from fedspu.neurons.calls import undisturbed
+from fedspu.neurons.probe import Probe
+from fedspu.neurons.proof import prove
 from tests.oracles.models import (
     Fn,
     mapped,
@@ -277,8 +280,7 @@ def shuffle(x: Tensor) -> Tensor:
     return halves.transpose(-1, -2).flatten(-2)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4])
-@pytest.mark.parametrize(
+SCRAMBLES = pytest.mark.parametrize(
     ("scramble", "widths"),
     [
         (lambda x: x.flip(-1), range(3, 25)),
@@ -287,17 +289,48 @@ def shuffle(x: Tensor) -> Tensor:
     ],
     ids=["flip", "roll", "shuffle"],
 )
-def test_neurons_read_from_other_places_are_no_group(
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@SCRAMBLES
+def test_a_table_that_reads_neurons_from_other_places_is_not_proved(
     scramble: Callable[[Tensor], Tensor], widths: range, batch: int
 ) -> None:
     # Neither a symmetry of the scrambling itself (a flip exchanges the two in the
     # middle) nor units that are silent on the example may pass for a proof.
-    wrong = {}
+    proved = {}
     for width in widths:
-        model = scrambled(width, scramble)
-        if groups := quietly_mapped(model, noise(batch, 6)).groups:
-            wrong[width] = "permutable" if groups[0].permutable else "aligned"
-    assert wrong == {}
+        wrong = NeuronGroup(
+            "fc1", width, (*rows("fc1"), Axis("fc2.weight", 1)), permutable=True
+        )
+        if right := proved_of(scrambled(width, scramble), noise(batch, 6), wrong):
+            proved[width] = "permutable" if right[0].permutable else "aligned"
+    assert proved == {}
+
+
+def proved_of(
+    model: nn.Module, example: Tensor, group: NeuronGroup
+) -> list[NeuronGroup]:
+    """What the proof leaves of a table with one group."""
+    with undisturbed():
+        right, _ = prove(Probe(model, example), [group], {("fc2.weight", 1)})
+    return right
+
+
+@SCRAMBLES
+def test_neurons_are_followed_to_the_places_they_are_read_from(
+    scramble: Callable[[Tensor], Tensor], widths: range
+) -> None:
+    for width in widths:
+        [group] = map_neurons(scrambled(width, scramble), noise(2, 6)).groups
+        assert group.permutable
+        made, read = (
+            next(axis for axis in group.axes if axis.tensor == name)
+            for name in ("fc1.weight", "fc2.weight")
+        )
+        places = scramble(torch.arange(width)[None])[0].argsort()
+        assert made.positions(width)[:, 0].tolist() == list(range(width))
+        assert read.positions(width)[:, 0].tolist() == places.tolist()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
@@ -352,7 +385,15 @@ def test_a_zero_initialised_norm_does_not_hide_a_wrong_table() -> None:
             mixed: Tensor = self.conv2(self.bn(self.conv1(x)).roll(1, 1))
             return mixed + x
 
-    assert quietly_mapped(Shuffled(), noise(2, 3, 8, 8)).groups == ()
+    wrong = NeuronGroup(
+        "conv1",
+        6,
+        (*rows("conv1"), *normed("bn"), Axis("conv2.weight", 1)),
+        permutable=True,
+    )
+    with undisturbed():
+        right, _ = prove(Probe(Shuffled(), noise(2, 3, 8, 8)), [wrong], set())
+    assert right == []
 
 
 class Positioned(nn.Module):
@@ -400,11 +441,11 @@ def by_hand(*groups: NeuronGroup) -> dict[str, tuple[int, frozenset[Axis]]]:
     return {group.name: (group.size, frozenset(group.axes)) for group in groups}
 
 
-def rows(*layers: str, **how: int) -> list[Axis]:
+def rows(*layers: str, **how: Any) -> list[Axis]:
     return [Axis(f"{x}.{t}", 0, **how) for x in layers for t in ("weight", "bias")]
 
 
-def normed(*layers: str, **how: int) -> list[Axis]:
+def normed(*layers: str, **how: Any) -> list[Axis]:
     tensors = ("weight", "bias", "running_mean", "running_var")
     return [Axis(f"{layer}.{t}", 0, **how) for layer in layers for t in tensors]
 
@@ -820,7 +861,8 @@ def test_a_hidden_layer_that_is_returned_too_is_always_active() -> None:
         return self.fc2(hidden), hidden
 
     model = Fn(both, fc1=nn.Linear(6, 8), fc2=nn.Linear(8, 3))
-    neurons = map_neurons(model, noise(2, 6))
+    with pytest.warns(NeuronWarning, match="nothing can be frozen"):
+        neurons = map_neurons(model, noise(2, 6))
     assert neurons.groups == ()
     assert neurons.fixed[0].reason == OUTPUT
     assert "fc1.weight" in neurons.fixed[0].tensors
@@ -844,13 +886,19 @@ class Bottleneck(nn.Module):
         return scores
 
 
-@pytest.mark.filterwarnings("ignore::fedspu.neurons.mapping.NeuronWarning")
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("width", [6, 8, 10])
 def test_silence_does_not_count_as_proof(width: int, number: int) -> None:
     """The ReLUs pass nothing in most trials; then a wrong table changes nothing."""
-    neurons = map_neurons(Bottleneck(width, number), torch.randn(2, 4))
-    assert "wide" not in [group.name for group in neurons.groups]
+    model = Bottleneck(width, number)
+    axes = (*rows("wide"), Axis("narrow.weight", 1))
+    wrong = NeuronGroup("wide", width, axes, permutable=True)
+    with undisturbed():
+        right, _ = prove(Probe(model, torch.randn(2, 4)), [wrong], set())
+    assert right == []
+    for group in quietly_mapped(model, torch.randn(2, 4)).groups:
+        if group.name == "wide":  # a feature and its mirror image are one neuron
+            assert group.size == width // 2
 
 
 def test_values_that_overflow_do_not_count_as_proof() -> None:
@@ -864,7 +912,7 @@ def test_values_that_overflow_do_not_count_as_proof() -> None:
     assert quietly_mapped(model, noise(2, 6).double()).groups == ()
 
 
-# Models that the dependency graph cannot follow ---------------------------------------
+# Data that moves ----------------------------------------------------------------------
 
 
 class Rotary(nn.Module):
@@ -968,8 +1016,11 @@ def shuffle_net() -> nn.Module:
     )
 
 
-def test_a_model_that_the_tracer_fails_on_is_always_active() -> None:
-    with pytest.warns(NeuronWarning, match=r"first\.weight"):
-        neurons = map_neurons(shuffle_net(), torch.zeros(2, 3, 4, 4))
+def test_shuffled_channels_are_followed() -> None:
+    neurons = quietly_mapped(shuffle_net(), torch.zeros(2, 3, 4, 4))
 
-    assert neurons.num_entries(choose_ordered(neurons, 0.5)) == neurons.num_entries()
+    assert [group.permutable for group in neurons.groups] == [True] * len(
+        neurons.groups
+    )
+    share = neurons.num_entries(choose_ordered(neurons, 0.5)) / neurons.num_entries()
+    assert share < 0.5

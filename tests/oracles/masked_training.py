@@ -461,8 +461,9 @@ def in_autocast(x: Any) -> Callable[[nn.Module, bool], None]:
     return backward
 
 
-# Attention is scaled in another place, and convolutions of 1x1 are products.
-ROUND_OTHERWISE = ("transformer", "vit", "attention", "up2d")
+# Attention is scaled in another place, and convolutions of 1x1 are products. What is
+# shuffled into pixels is summed over other channels.
+ROUND_OTHERWISE = ("transformer", "vit", "attention", "up2d", "pixel_shuffle")
 
 
 def assert_rounds_alike(name: str, found: tuple[float, float, float]) -> None:

@@ -118,8 +118,11 @@ def random_active(neurons: Neurons, p: float, seed: int = 0) -> Active:
 # Plain definitions --------------------------------------------------------------------
 
 
-def positions_of(axis: Any, j: int) -> list[int]:
-    """The positions of neuron j, by the formula in Axis's docstring."""
+def positions_of(axis: Any, j: int, size: int) -> list[int]:
+    """The positions of neuron j of ``size``, as Axis's docstring says."""
+    if axis.index:
+        each = len(axis.index) // size
+        return list(axis.index[j * each : (j + 1) * each])
     return [
         axis.offset + j * axis.repeat + r + c * axis.stride
         for c in range(axis.copies)
@@ -137,7 +140,7 @@ def is_in_blocks(neurons: Neurons, active: Active, name: str) -> Tensor:
                 continue
             for j in range(group.size):
                 if j not in chosen:
-                    for position in positions_of(axis, j):
+                    for position in positions_of(axis, j, group.size):
                         inside.select(axis.dim, position).fill_(False)
     return inside
 
@@ -175,7 +178,9 @@ def reordered(model: nn.Module, group: NeuronGroup, order: list[int]) -> nn.Modu
             index = list(range(tensor.shape[axis.dim]))
             for j, source in enumerate(order):
                 pairs = zip(
-                    positions_of(axis, j), positions_of(axis, source), strict=True
+                    positions_of(axis, j, group.size),
+                    positions_of(axis, source, group.size),
+                    strict=True,
                 )
                 for here, there in pairs:
                     index[here] = there

@@ -180,9 +180,7 @@ def _describe_table(neurons: Neurons) -> dict[str, Any]:
 def _restore_table(found: dict[str, Any]) -> Neurons:
     return Neurons(
         groups=tuple(
-            NeuronGroup(
-                **{**group, "axes": tuple(Axis(**axis) for axis in group["axes"])}
-            )
+            NeuronGroup(**{**group, "axes": tuple(map(_restore_axis, group["axes"]))})
             for group in found["groups"]
         ),
         shapes={name: tuple(shape) for name, shape in found["shapes"].items()},
@@ -191,3 +189,7 @@ def _restore_table(found: dict[str, Any]) -> Neurons:
         fixed=tuple(Fixed(tuple(f["tensors"]), f["reason"]) for f in found["fixed"]),
         unreached=tuple(found["unreached"]),
     )
+
+
+def _restore_axis(found: dict[str, Any]) -> Axis:
+    return Axis(**{**found, "index": tuple(found.get("index", ()))})

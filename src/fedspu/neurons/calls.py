@@ -1,13 +1,16 @@
 """Call any model on any example, and find all tensors in its output."""
 
+import copy
+import dataclasses
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspu.errors import ModelError
 
@@ -33,6 +36,25 @@ def undisturbed() -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inside, a model in ``torch.compile`` runs as it was before it was compiled."""
+    if any(hasattr(layer, "_orig_mod") for layer in model.modules()):
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return stance
+    return nullcontext()
+
+
+@contextmanager
+def without_shortcuts() -> Iterator[None]:
+    """Inside, ``nn.TransformerEncoderLayer`` does not run as one fused operation."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)
+
+
 def call(model: nn.Module, example: Any) -> Any:
     """The model's output on an example: a tensor, a tuple or a dict of arguments."""
     try:
@@ -45,6 +67,66 @@ def call(model: nn.Module, example: Any) -> Any:
         ) from error
 
 
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tables that layers keep as plain attributes: no parameters, no buffers."""
+    seen = {_memory(tensor) for _, tensor in all_tensors(model)}
+    for path, layer in model.named_modules():
+        for name, value in vars(layer).items():
+            if (
+                isinstance(value, Tensor)
+                and value.is_floating_point()
+                and value.numel() > 1
+                and _memory(value) not in seen
+            ):
+                seen.add(_memory(value))
+                yield f"{path}.{name}".lstrip("."), value
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Wide(TorchDispatchMode):
+    """Inside, nothing is converted to less than float64.
+
+    Some models compute a norm or a softmax in float32 whatever they are given. What
+    that rounds off would hide whether two float64 outputs are the same.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("dtype") in _WIDER:
+            kwargs = {**kwargs, "dtype": _WIDER[kwargs["dtype"]]}
+        return func(*args, **kwargs)
+
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+def copy_model(model: nn.Module, shares_tensors: bool = False) -> nn.Module:
+    """A deep copy, also of a model that keeps results of earlier forward passes.
+
+    With ``shares_tensors``, parameters and buffers are the model's own: quicker.
+    """
+    kept: dict[int, Any] = {}
+    if shares_tensors:
+        kept = {id(tensor): tensor for _, tensor in all_tensors(model)}
+    for layer in model.modules():
+        for value in vars(layer).values():
+            for tensor in flat_tensors(value):
+                if not tensor.is_leaf:  # PyTorch refuses to copy these
+                    kept[id(tensor)] = tensor.detach().clone()
+    return copy.deepcopy(model, kept)
+
+
 def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer once, under its first name, saved or not."""
     yield from model.named_parameters()
@@ -52,14 +134,26 @@ def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def flat_tensors(value: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
+    """All tensors in nested tuples, lists, dicts and output objects."""
     if isinstance(value, Tensor):
         return [value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, Mapping | type):
+        value = vars(value)
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in flat_tensors(item)]
     return []
+
+
+def outputs_of(value: Any) -> list[Tensor]:
+    """The tensors that count as a model's output.
+
+    An object with ``logits``, as Hugging Face's models return, may hold hidden states
+    as well: these are not what is learned, and do not count.
+    """
+    logits = getattr(value, "logits", None)
+    return [logits] if isinstance(logits, Tensor) else flat_tensors(value)
 
 
 def as_double(value: Any) -> Any:

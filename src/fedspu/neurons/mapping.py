@@ -1,9 +1,9 @@
-"""Derive a model's neuron table from its dependency graph, and prove it.
+"""Derive a model's neuron table from a forward pass, and prove it.
 
-Torch-Pruning traces which channels of which layers belong together. It silently treats
-operations it does not know as element-wise, so every group is tested: reordering a
-group's neurons at random along all its axes must leave the model's output unchanged, in
-float64 and with random weights. Groups that fail are always active, with a warning.
+``tracing/`` follows every neuron through the model's operations. What it finds is only
+believed once it is tested: reordering a group's neurons at random along all its axes
+must leave the model's output unchanged, in float64 and with random weights. Groups that
+fail are always active, with a warning.
 """
 
 import warnings
@@ -17,19 +17,23 @@ import torch
 from torch import nn
 
 from fedspu.neurons.blocks import named_tensors
-from fedspu.neurons.calls import undisturbed
+from fedspu.neurons.calls import uncompiled, undisturbed
 from fedspu.neurons.layers import kind_of
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove, prove_slim
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
-from fedspu.neurons.tracing import OUTPUT, Places, Traced, trace
+from fedspu.neurons.tracing import SILENT, Places, Traced, Unit, trace
 
 MAX_RUNS = 8
-"""A layer whose neurons form more runs than this counts as irregular."""
+"""Neurons that form more runs than this make one group, with their places listed."""
 
 UNPROVED = "permuting their neurons changes the output"
-IRREGULAR = "their neurons follow no regular pattern"
+ALONE = "there is only one such neuron"
+PINNED = "they lie along places of the input or the output"
 UNGROUPED = "no neurons were found in them"
+
+ORDINARY = (*SILENT, PINNED)
+"""Reasons that every model has: they need no warning."""
 
 
 class NeuronWarning(UserWarning):
@@ -42,23 +46,64 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
     ``example_input`` is a tensor, a tuple of positional arguments or a dict of keyword
     arguments. The model, its mode and every generator are left as they were.
     """
-    with undisturbed():
+    with undisturbed(), uncompiled(model):
         probe = Probe(model, example_input)
-        unreached = probe.unreached()
         traced = trace(probe)
-        groups, fixed = _group(probe, traced)
+        unreached = probe.unreached()
+        if unreached is None:
+            parameters = dict(model.named_parameters())
+            unreached = tuple(n for n in traced.unused if n in parameters)
+        groups, fixed = _group(probe, traced.units, set())
         groups, wrong = prove(probe, groups, traced.readers)
+        finer = _finer(probe, traced, groups)
+        fixed += [Fixed(g.tensors, UNPROVED) for g in wrong]
+        pinned = tuple(name for name in traced.pinned if name not in probe.plain)
+        fixed += [Fixed(pinned, PINNED)] if pinned else []
+        groups = [_stays(probe, group) for group in [*groups, *finer]]
+        groups = _in_order(probe, groups)
         if unreached:  # what lies on a branch not taken is unknown
-            groups = [replace(g, permutable=False, slim=False) for g in groups]
+            may_slim = not probe.reaches(unreached)
+            groups = [
+                replace(g, permutable=False, slim=g.slim and may_slim) for g in groups
+            ]
         table = Neurons(
             groups=tuple(groups),
-            fixed=(*fixed, *(Fixed(g.tensors, UNPROVED) for g in wrong)),
+            fixed=tuple(fixed),
             unreached=unreached,
             **_travelling(model),
         )
         table = prove_slim(probe, _with_ungrouped(table))
     _warn(table)
     return table
+
+
+def _finer(
+    probe: Probe, traced: Traced, groups: list[NeuronGroup]
+) -> list[NeuronGroup]:
+    """Proved groups inside whole units that turned out to be no neurons."""
+    taken = {(axis.tensor, axis.dim) for group in groups for axis in group.axes}
+    units = [
+        unit
+        for unit in traced.finer
+        if not unit.reason and not taken & unit.places.keys()
+    ]
+    candidates, _ = _group(probe, units, {group.name for group in groups})
+    right, _ = prove(probe, candidates, traced.readers) if candidates else ([], [])
+    return right
+
+
+def _stays(probe: Probe, group: NeuronGroup) -> NeuronGroup:
+    """The group without the tables that nobody can move or slice but the model."""
+    axes = tuple(axis for axis in group.axes if axis.tensor not in probe.plain)
+    if axes == group.axes:
+        return group
+    return replace(group, axes=axes, permutable=False, slim=False)
+
+
+def _in_order(probe: Probe, groups: list[NeuronGroup]) -> list[NeuronGroup]:
+    """Groups in the order of the tensors that they lie along."""
+    order = {name: i for i, name in enumerate(probe.tensors)}
+    return sorted(groups, key=lambda g: [(order[a.tensor], a.dim) for a in g.axes[:1]])
 
 
 def _with_ungrouped(table: Neurons) -> Neurons:
@@ -78,12 +123,19 @@ def _with_ungrouped(table: Neurons) -> Neurons:
 
 def _warn(table: Neurons) -> None:
     for entry in table.fixed:
-        if entry.reason != OUTPUT:
+        if entry.reason not in ORDINARY:
             warnings.warn(
                 f"always active: {', '.join(entry.tensors)} ({entry.reason})",
                 NeuronWarning,
                 stacklevel=3,
             )
+    if not table.groups and sum(len(shape) > 1 for shape in table.shapes.values()) > 1:
+        warnings.warn(
+            "nothing can be frozen: no neurons were found that could be proved, so the "
+            "whole model is always active; `fedspu neurons` says what could be done",
+            NeuronWarning,
+            stacklevel=3,
+        )
     if table.unreached:
         warnings.warn(
             f"not reached by the example input: {', '.join(table.unreached)}; "
@@ -96,13 +148,17 @@ def _warn(table: Neurons) -> None:
 # From units to groups -----------------------------------------------------------------
 
 
-def _group(probe: Probe, traced: Traced) -> tuple[list[NeuronGroup], list[Fixed]]:
-    """Collect units that lie along the same axes into groups, in the model's order."""
+def _group(
+    probe: Probe, units: list[Unit], taken: set[str]
+) -> tuple[list[NeuronGroup], list[Fixed]]:
+    """Collect units that lie along the same axes into groups, in the model's order.
+
+    ``taken`` are names that no group may have.
+    """
     order = {name: i for i, name in enumerate(probe.tensors)}
-    shapes = {name: tensor.shape for name, tensor in probe.tensors.items()}
     alike: dict[Any, list[Places]] = defaultdict(list)
     set_apart: dict[str, set[str]] = defaultdict(set)
-    for unit in traced.units:
+    for unit in units:
         if unit.reason:
             set_apart[unit.reason].update(name for name, _ in unit.places)
         else:
@@ -120,17 +176,22 @@ def _group(probe: Probe, traced: Traced) -> tuple[list[NeuronGroup], list[Fixed]
         for reason, names in set_apart.items()
     ]
     for signature in sorted(alike):
+        if len(alike[signature]) == 1:
+            [places] = alike[signature]
+            fixed.append(Fixed(tuple(dict.fromkeys(name for name, _ in places)), ALONE))
+            continue
         axes = sorted(alike[signature][0], key=lambda axis: (order[axis[0]], axis[1]))
         rows = sorted(alike[signature], key=lambda unit: unit[axes[0]])
         runs = _runs(rows, axes)
-        fits = [_fit(run, axes, shapes) for run in runs]
-        if len(runs) > MAX_RUNS or not all(fits):
-            names = tuple(dict.fromkeys(name for name, _ in axes))
-            fixed.append(Fixed(names, IRREGULAR))
-            continue
-        for run, fit in zip(runs, fits, strict=True):
-            name = _name(axes[0][0], {group.name for group in groups})
-            groups.append(NeuronGroup(name, len(run), tuple(fit), permutable=True))
+        if len(runs) > MAX_RUNS or min(map(len, runs)) == 1:
+            runs = [rows]
+        for run in runs:
+            name = _name(axes[0][0], taken | {group.name for group in groups})
+            fitted = tuple(
+                Axis.through(*axis, torch.tensor([unit[axis] for unit in run]))
+                for axis in axes
+            )
+            groups.append(NeuronGroup(name, len(run), fitted, permutable=True))
     return groups, fixed
 
 
@@ -156,25 +217,6 @@ def _repeat(positions: list[int]) -> int:
     while length < len(positions) and positions[length] == positions[0] + length:
         length += 1
     return length
-
-
-def _fit(
-    run: list[Places], axes: list[tuple[str, int]], shapes: dict[str, torch.Size]
-) -> list[Axis]:
-    """The axes of a run of neurons, in the order given; empty if it has no pattern."""
-    fitted = []
-    for name, dim in axes:
-        first = run[0][name, dim]
-        repeat = _repeat(first)
-        copies = len(first) // repeat
-        stride = first[repeat] - first[0] if copies > 1 else 0
-        axis = Axis(name, dim, repeat, first[0], copies, stride)
-        positions = axis.positions(len(run))
-        wanted = [unit[name, dim] for unit in run]
-        if positions.tolist() != wanted or int(positions.max()) >= shapes[name][dim]:
-            return []
-        fitted.append(axis)
-    return fitted
 
 
 def _name(tensor: str, taken: set[str]) -> str:

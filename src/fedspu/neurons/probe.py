@@ -1,14 +1,24 @@
 """A copy of a model on which a neuron table can be tried without harm."""
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspu.errors import ModelError
-from fedspu.neurons.calls import all_tensors, as_double, call, flat_tensors
+from fedspu.neurons.calls import (
+    Wide,
+    all_tensors,
+    as_double,
+    call,
+    copy_model,
+    flat_tensors,
+    outputs_of,
+    plain_tensors,
+)
 from fedspu.neurons.layers import kind_of
 
 
@@ -21,22 +31,42 @@ class Probe:
     def __init__(self, model: nn.Module, example: Any) -> None:
         self.model, self.example = _copy(model), example
         original = call(self.model, example)
-        self.shapes = [out.shape for out in flat_tensors(original)]
-        if not self.shapes:
+        if not outputs_of(original):
             raise ModelError(
                 f"the model returned a {type(original).__name__}; expected a tensor, "
                 "or a tuple, list or dict of tensors"
             )
-        try:
-            double = copy.deepcopy(self.model).double()
-            call(double, as_double(example))
-            self.model, self.example = double, as_double(example)
-        except ModelError:  # some models only run in their own precision
-            pass
-        self.tensors = dict(all_tensors(self.model))
+        self.is_wide = False
+        for is_wide in (True, False):  # some models only run in their own precision
+            try:
+                double, self.is_wide = _copy(model).double(), is_wide
+                self.call(double, as_double(example))
+                self.model, self.example = double, as_double(example)
+                break
+            except ModelError:
+                self.is_wide = False
+        self.plain = dict(plain_tensors(self.model))
+        self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
         self._given = self.example
         self.output = self.run()
+
+    def call(self, model: nn.Module, example: Any) -> list[Tensor]:
+        """All tensors in the output of the model, or of one derived from it."""
+        forget(model)
+        drawn = torch.get_rng_state()
+        torch.manual_seed(0)  # some models draw numbers in eval mode too
+        try:
+            with self.wide():
+                return outputs_of(call(model, example))
+        finally:
+            torch.set_rng_state(drawn)
+
+    def wide(self) -> AbstractContextManager[Any]:
+        """Inside, the model computes everything in float64, if it can."""
+        if not self.is_wide:
+            return nullcontext()
+        return Wide()  # type: ignore[no-untyped-call]  # PyTorch's
 
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
@@ -59,7 +89,7 @@ class Probe:
     def run(self) -> list[Tensor]:
         """The model's output on the example."""
         with torch.no_grad():
-            return flat_tensors(call(self.model, self.example))
+            return self.call(self.model, self.example)
 
     def is_unchanged(self) -> bool:
         """Whether the model still gives the output it gave after the last shake."""
@@ -83,7 +113,7 @@ class Probe:
         for parameter in floats.values():
             parameter.requires_grad_()
         try:
-            outputs = flat_tensors(call(self.model, self.example))
+            outputs = self.call(self.model, self.example)
             rng = torch.Generator().manual_seed(0)
             total = sum(
                 (out * torch.randn(out.shape, generator=rng).to(out)).sum()
@@ -97,17 +127,80 @@ class Probe:
             return None
         return {n: g for n, g in zip(floats, found, strict=True) if g is not None}
 
-    def unreached(self) -> tuple[str, ...]:
-        """Parameters that the output does not depend on, according to autograd."""
+    def unreached(self) -> tuple[str, ...] | None:
+        """Parameters that the output does not depend on, according to autograd.
+
+        None if the model has no backward pass here.
+        """
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
         for parameter in parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
-        outputs = flat_tensors(call(self.model, self.example))
+        outputs = self.call(self.model, self.example)
         total = sum(out.sum() for out in outputs if out.requires_grad)
         if not isinstance(total, Tensor):
             return tuple(parameters)
-        grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        leaves = list(parameters.values())
+        try:
+            grads = torch.autograd.grad(total, leaves, allow_unused=True)
+        except Exception:  # the user's own code
+            return None
         return tuple(n for n, g in zip(parameters, grads, strict=True) if g is None)
+
+    def reaches(self, names: Iterable[str]) -> bool:
+        """Whether any other input makes use of these parameters."""
+        wanted = {id(self.tensors[name]) for name in names}
+        for trial in range(4):
+            for scale in (1.0, -3.0):
+                seen = _Seen()
+                example = _other_like(self._given, trial, scale)
+                try:
+                    with torch.no_grad(), self.wide(), seen:
+                        call(self.model, example)
+                except ModelError:  # the model may not accept random input
+                    pass
+                if seen.tensors & wanted:
+                    return True
+        return False
+
+
+def forget(model: nn.Module) -> None:
+    """Let a model drop what it kept of earlier weights, and leave it in eval mode.
+
+    Some layers compute a table once in eval mode, and again after training.
+    """
+    if any(type(layer).train is not nn.Module.train for layer in model.modules()):
+        model.train()
+        model.eval()
+
+
+class _Seen(TorchDispatchMode):
+    """Inside, the tensors that operations are applied to are remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        self.tensors: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.tensors.update(map(id, flat_tensors((args, kwargs or {}))))
+        return func(*args, **(kwargs or {}))
+
+
+def _other_like(value: Any, trial: int, scale: float) -> Any:
+    """Another nested value: noise for numbers, the same words in another order."""
+    if isinstance(value, Tensor):
+        rng = torch.Generator().manual_seed(trial)
+        if value.is_floating_point():
+            noise = torch.randn(value.shape, generator=rng, dtype=value.dtype)
+            return (noise + scale).to(value.device)
+        order = torch.randperm(value.numel(), generator=rng).to(value.device)
+        return value.reshape(-1)[order].view(value.shape)
+    if isinstance(value, dict):
+        return {key: _other_like(item, trial, scale) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_other_like(item, trial, scale) for item in value)
+    return value
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
@@ -133,7 +226,7 @@ def _noise_like(value: Any) -> Any:
 
 def _copy(model: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(model).eval()
+        return copy_model(model).eval()
     except Exception as error:
         raise ModelError(
             f"{type(model).__name__} cannot be copied ({error}); map_neurons works on "

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedspu.errors import ModelError
-from fedspu.neurons.calls import call, flat_tensors
+from fedspu.neurons.calls import copy_model
 from fedspu.neurons.probe import Probe
-from fedspu.neurons.slim import slim_model
+from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
 
 NUM_TRIALS = 3
@@ -260,7 +260,14 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     elif _slims(probe, table, candidates):
         return table
     else:
-        stuck = {g.name for g in candidates if not _slims(probe, table, [g])}
+        # What has its number written down somewhere is mostly whole heads and the like.
+        simple = [
+            g for g in candidates if all(a.repeat == a.copies == 1 for a in g.axes)
+        ]
+        doubtful = [g for g in candidates if g not in simple]
+        if not _slims(probe, table, simple):
+            doubtful = candidates
+        stuck = {g.name for g in doubtful if not _slims(probe, table, [g])}
         rest = [group for group in candidates if group.name not in stuck]
         if not _slims(probe, table, rest):  # each can be sliced, but not all at once
             stuck |= {group.name for group in rest}
@@ -272,17 +279,36 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
 
 
 def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
-    """Whether a slim copy without a random half of these neurons is right."""
+    """Whether a slim copy without a random half of these neurons is right.
+
+    A half may happen to keep shuffled channels in step, so these need more draws.
+    """
+    is_shuffled = any(axis.index for group in groups for axis in group.axes)
+    return all(
+        _is_slim_right(probe, table, _drawn(table, groups, is_half=draw == 0))
+        for draw in range(5 if is_shuffled else 1)
+    )
+
+
+def _drawn(table: Neurons, groups: list[NeuronGroup], is_half: bool) -> Active:
+    """A random half of the neurons of these groups, or another random part."""
     active = table.everything()
     for group in groups:
-        half = torch.randperm(group.size)[: max(1, group.size // 2)]
-        active[group.name] = half.sort().values
+        number = group.size // 2 if is_half else int(torch.randint(group.size, ()))
+        part = torch.randperm(group.size)[: max(1, number)]
+        active[group.name] = part.sort().values
+    return active
+
+
+def _is_slim_right(probe: Probe, table: Neurons, active: Active) -> bool:
+    """Whether a slim copy with these neurons agrees with the full model."""
     output = probe.output
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            slim = slim_model(probe.model, table, active)
-            slim_output = flat_tensors(call(slim, probe.example))
+            slim = copy_model(probe.model, shares_tensors=True)
+            slim = cut_model(slim, table, slimmable(table, active))
+            slim_output = probe.call(slim, probe.example)
         probe.output = slim_output
         return [out.shape for out in slim_output] == [o.shape for o in output] and (
             _zeroed_agrees(probe, table, active)

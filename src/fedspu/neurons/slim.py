@@ -1,6 +1,5 @@
 """A physically smaller copy of a model, for the methods that drop neurons."""
 
-import copy
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedspu.errors import ModelError
 from fedspu.neurons.blocks import extract
+from fedspu.neurons.calls import copy_model
 from fedspu.neurons.layers import Cut, kind_of
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons, State
 
@@ -27,7 +26,11 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
             f"{', '.join(whole)}",
             stacklevel=2,
         )
-    slim = copy.deepcopy(model)
+    return cut_model(copy_model(model), neurons, kept)
+
+
+def cut_model(slim: nn.Module, neurons: Neurons, kept: Active) -> nn.Module:
+    """The same model with only the kept neurons; its own tensors are not changed."""
     owners = _owners(slim)
     for name, tensor in [*slim.named_parameters(), *slim.named_buffers()]:
         smaller = _slice(name, tensor, neurons, kept)
@@ -83,15 +86,14 @@ def _moved(axis: Axis, group: NeuronGroup, neurons: Neurons, active: Active) -> 
     ]
     gone = torch.cat(dropped).sort().values
     rows = rows - torch.searchsorted(gone, rows)
+    if axis.index:
+        return Axis.through(axis.tensor, axis.dim, rows)
     copies = [] if axis.copies == 1 else rows[0].view(axis.copies, -1)[:, 0].tolist()
     stride = copies[1] - copies[0] if copies else 0
     moved = replace(axis, offset=int(rows[0, 0]), stride=stride)
-    if not torch.equal(moved.positions(len(rows)), rows):
-        raise ModelError(
-            f"{group.name}: its neurons lie unevenly along axis {axis.dim} of "
-            f"{axis.tensor} in the slim model"
-        )
-    return moved
+    if torch.equal(moved.positions(len(rows)), rows):
+        return moved
+    return Axis.through(axis.tensor, axis.dim, rows)
 
 
 def _without(size: int, kept: Tensor) -> Tensor:

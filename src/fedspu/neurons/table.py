@@ -40,6 +40,8 @@ class Axis:
     Neuron ``j`` owns the positions ``offset + j*repeat + r + c*stride`` for every
     ``r < repeat`` and ``c < copies``: a flattened map has ``repeat`` = its pixels, a
     concatenation has an ``offset``, an LSTM's gates have ``copies=4, stride=hidden``.
+    Where neurons lie in no such order (channels that were shuffled), ``index`` lists
+    the positions of the first neuron, then those of the second, and so on.
     """
 
     tensor: str
@@ -48,9 +50,26 @@ class Axis:
     offset: int = 0
     copies: int = 1
     stride: int = 0
+    index: tuple[int, ...] = ()
+
+    @classmethod
+    def through(cls, tensor: str, dim: int, rows: Tensor) -> "Axis":
+        """The axis on which neurons have these positions, one sorted row for each."""
+        first = rows[0].tolist()
+        repeat = 1
+        while repeat < len(first) and first[repeat] == first[0] + repeat:
+            repeat += 1
+        copies = len(first) // repeat
+        stride = first[repeat] - first[0] if copies > 1 else 0
+        axis = cls(tensor, dim, repeat, first[0], copies, stride)
+        if torch.equal(axis.positions(len(rows)), rows):
+            return axis
+        return cls(tensor, dim, index=tuple(rows.flatten().tolist()))
 
     def positions(self, size: int) -> Tensor:
         """The positions of each of ``size`` neurons, one row per neuron."""
+        if self.index:
+            return torch.tensor(self.index).view(size, -1)
         runs = torch.arange(size * self.repeat).view(size, self.repeat)
         starts = self.offset + self.stride * torch.arange(self.copies)
         return (runs[:, None, :] + starts[None, :, None]).flatten(1)
@@ -140,6 +159,12 @@ class Neurons:
                         f"neuron group {group.name}, axis {axis.dim} of {axis.tensor}: "
                         "expected dim, offset and stride of at least 0 and repeat of "
                         f"at least 1, got {axis}"
+                    )
+                if len(axis.index) % group.size or min(axis.index, default=0) < 0:
+                    raise ModelError(
+                        f"neuron group {group.name}, axis {axis.dim} of {axis.tensor}: "
+                        f"expected an index with as many positions, of at least 0, for "
+                        f"each of {group.size} neurons, got {len(axis.index)} in all"
                     )
                 where = index.setdefault((axis.tensor, axis.dim), [])
                 where.append((group, axis.positions(group.size)))
@@ -263,6 +288,8 @@ class Neurons:
 
 def _describe(axis: Axis) -> str:
     place = f"{axis.tensor}[{axis.dim}]"
+    if axis.index:
+        return f"{place} at {len(axis.index)} listed places"
     if axis.repeat > 1:
         place += f" x{axis.repeat}"
     if axis.copies > 1:

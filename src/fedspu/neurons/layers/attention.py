@@ -100,7 +100,7 @@ def _projection(
         [(weight, 0, start + o) for o in range(first, first + head)]
         for first in range(0, width, head)
     ]
-    return Ports(lambda i: [(weight, 1, i)], outputs, width, heads)
+    return Ports(lambda i: [(weight, 1, i)], outputs, heads)
 
 
 def _is_whole(layer: nn.MultiheadAttention) -> bool:

@@ -1,10 +1,10 @@
 """Convolutions of all dimensions, transposed, grouped and depthwise."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
-from fedspu.neurons.layers.kind import Cut, LayerKind, Place, Ports, places, register
+from fedspu.neurons.layers.kind import Cut, LayerKind, register
 
 Conv = nn.modules.conv._ConvNd
 
@@ -25,38 +25,6 @@ def is_depthwise(layer: Conv) -> bool:
 @register(Conv)
 class Convolution(LayerKind):
     """A neuron is an output channel, with its bias."""
-
-    def ports(self, layer: Conv) -> Ports:
-        """Weights are (out, in / groups, …), transposed ones (in, out / groups, …)."""
-        weight, groups, transposed = layer.weight, layer.groups, layer.transposed
-        ins, outs = layer.in_channels // groups, layer.out_channels // groups
-        depthwise = is_depthwise(layer)
-        bias = places((layer.bias, 0))
-
-        def inputs(i: int) -> Sequence[Place]:
-            if transposed:
-                return [(weight, 0, i)]
-            if depthwise:  # a channel owns the outputs made from it
-                return [(weight, 0, i * outs + k) for k in range(outs)]
-            return [(weight, 1, i % ins)]
-
-        def outputs(o: int) -> Sequence[Place]:
-            if not transposed:
-                return [(weight, 0, o), *bias(o)]
-            if depthwise:
-                return [(weight, 0, o // outs), *bias(o)]
-            return [(weight, 1, o % outs), *bias(o)]
-
-        # In a grouped layer the active entries would be block-diagonal, which one index
-        # vector per axis cannot express. So the channels with the same local index in
-        # all groups are one neuron. (Axis 1 has only the local index anyway.)
-        rows = ins if transposed else outs
-        is_grouped = groups > 1 and not depthwise
-        ties = [
-            [(weight, 0, row) for row in range(local, rows * groups, rows)]
-            for local in range(rows if is_grouped else 0)
-        ]
-        return Ports(inputs, outputs, layer.out_channels, ties)
 
     def incoming(self, layer: Conv) -> Iterable[tuple[str, int]]:
         """Weight and bias."""

@@ -4,7 +4,7 @@ A kind is one class; ``register`` makes it known for a layer class and its subcl
 
     @register(MyLayer)
     class MyKind(LayerKind):
-        def ports(self, layer): ...
+        def stand_in(self, layer): ...
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,14 +24,13 @@ Channel = Callable[[int], Sequence[Place]]
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a layer's input and output channels lie in its tensors.
+    """Where the channels of a linear layer lie in the tensors it stands for.
 
     ``ties`` lists places that belong to one neuron although no channel says so.
     """
 
     inputs: Channel
     outputs: Channel
-    num_outputs: int
     ties: Sequence[Sequence[Place]] = field(default=())
 
 
@@ -55,17 +54,14 @@ class LayerKind:
     is_norm = False
     is_slim_by_size = True
 
-    def ports(self, layer: Any) -> Ports | None:
-        """Where the layer's channels lie; None if it has no channels of its own."""
-        return None
-
     def stand_in(self, layer: Any) -> dict[nn.Module, Ports]:
-        """Make ``layer`` traceable: its forward pass then consists of linear layers.
+        """Give ``layer`` a forward pass that can be followed, in place of its own.
 
-        For layers with neurons inside that the dependency graph cannot follow. They
-        then compute something else; only which channel reaches which stays the same.
-        Returns the ports of the linear layers, in the layer's own tensors. Called on a
-        throw-away copy of the model.
+        For layers with neurons inside that are a black box, or that should stay whole.
+        They may then compute something else; only which channel reaches which stays the
+        same. Where the new pass uses linear layers of its own, their ports say which
+        places in the layer's own tensors they stand for. Called on a throw-away copy of
+        the model.
         """
         return {}
 

@@ -20,14 +20,6 @@ from fedspu.neurons.layers.kind import (
 class Linear(LayerKind):
     """``nn.Linear``: a neuron is a row of the weight, with its bias."""
 
-    def ports(self, layer: nn.Linear) -> Ports:
-        """Inputs are columns, outputs rows."""
-        return Ports(
-            inputs=places((layer.weight, 1)),
-            outputs=places((layer.weight, 0), (layer.bias, 0)),
-            num_outputs=layer.out_features,
-        )
-
     def incoming(self, layer: nn.Linear) -> Iterable[tuple[str, int]]:
         """Weight and bias."""
         return (("weight", 0), ("bias", 0))
@@ -40,14 +32,6 @@ class Linear(LayerKind):
 @register(nn.Embedding)
 class Embedding(LayerKind):
     """``nn.Embedding``: a neuron is a column of the weight."""
-
-    def ports(self, layer: nn.Embedding) -> Ports:
-        """Its inputs are tokens, not channels."""
-        return Ports(
-            inputs=lambda i: [],
-            outputs=places((layer.weight, 1)),
-            num_outputs=layer.embedding_dim,
-        )
 
     def incoming(self, layer: nn.Embedding) -> Iterable[tuple[str, int]]:
         """The weight."""
@@ -85,7 +69,6 @@ class LinearLike(LayerKind):
             linear: Ports(
                 inputs=places((weight, inputs)),
                 outputs=places((weight, self.outputs), (bias, 0)),
-                num_outputs=width_out,
             )
         }
 

@@ -4,25 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedspu.neurons.layers.kind import Cut, LayerKind, Ports, places, register
-
-VALUES = ("weight", "bias", "running_mean", "running_var")
-
-
-class ChannelWise(LayerKind):
-    """A layer that has values for each channel, and passes the channel on."""
-
-    def ports(self, layer: Any) -> Ports | None:
-        """The same channels come in and go out."""
-        tensors = [t for n in VALUES if (t := getattr(layer, n, None)) is not None]
-        if not tensors or tensors[0].numel() == 1:
-            return None  # one value for all channels, or none at all
-        channel = places(*((tensor, 0) for tensor in tensors))
-        return Ports(inputs=channel, outputs=channel, num_outputs=len(tensors[0]))
+from fedspu.neurons.layers.kind import Cut, LayerKind, register
 
 
 @register(nn.modules.batchnorm._NormBase)
-class BatchNorm(ChannelWise):
+class BatchNorm(LayerKind):
     """Batch and instance norms of all dimensions."""
 
     is_norm = True
@@ -42,7 +28,7 @@ def _follow_width(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
 
 
 @register(nn.GroupNorm)
-class GroupNorm(ChannelWise):
+class GroupNorm(LayerKind):
     """``nn.GroupNorm``."""
 
     is_norm = True
@@ -54,7 +40,7 @@ class GroupNorm(ChannelWise):
 
 
 @register(nn.LayerNorm)
-class LayerNorm(ChannelWise):
+class LayerNorm(LayerKind):
     """``nn.LayerNorm``."""
 
     is_norm = True
@@ -67,15 +53,11 @@ class LayerNorm(ChannelWise):
 
 @register(nn.RMSNorm)
 class RMSNorm(LayerNorm):
-    """``nn.RMSNorm``: the dependency graph sees what it computes, and its weight."""
-
-    def ports(self, layer: Any) -> Ports | None:
-        """None: it has no ports of its own."""
-        return None
+    """``nn.RMSNorm``."""
 
 
 @register(nn.PReLU)
-class PReLU(ChannelWise):
+class PReLU(LayerKind):
     """``nn.PReLU``: a slope for each channel, or one for all."""
 
     def resize(self, layer: nn.PReLU, cut: Cut) -> None:

@@ -84,4 +84,4 @@ def _ports(layer: nn.RNNBase, tail: str, into: Tensor) -> Ports:
         rows = range(o, len(into), hidden)
         return [(by_row[1], 1, o), *((t, 0, row) for t in by_row for row in rows)]
 
-    return Ports(lambda i: [(into, 1, i)], outputs, hidden)
+    return Ports(lambda i: [(into, 1, i)], outputs)

@@ -1,0 +1,60 @@
+"""Which positions of a model's tensors belong to one neuron: a union-find in bulk."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NONE = -1
+"""The label of an element that belongs to no neuron: a zero that was padded on."""
+
+
+class Classes:
+    """Labels, some of which are known to mean the same neuron."""
+
+    def __init__(self) -> None:
+        # The last entry is not a label: NONE, as an index, finds itself there.
+        self._parent = np.array([NONE], dtype=np.int64)
+        self.version = 0
+        """Grows whenever classes are joined."""
+
+    def __len__(self) -> int:
+        return len(self._parent) - 1
+
+    def new(self, number: int) -> Tensor:
+        """Labels that were never given before, each in a class of its own."""
+        fresh = np.arange(len(self), len(self) + number, dtype=np.int64)
+        self._parent = np.concatenate([self._parent[:-1], fresh, self._parent[-1:]])
+        return torch.from_numpy(fresh)
+
+    def roots(self, labels: Tensor) -> Tensor:
+        """One label for each class, in the shape of ``labels``."""
+        return torch.from_numpy(self._find(labels.numpy()))
+
+    def _find(self, labels: np.ndarray) -> np.ndarray:
+        found = self._parent[labels]
+        while True:
+            above = self._parent[found]
+            if (above == found).all():
+                break
+            found = above
+        self._parent[labels] = found
+        return found
+
+    def join(self, a: Tensor, b: Tensor) -> None:
+        """Say that elements at the same place of ``a`` and ``b`` are one neuron."""
+        a, b = torch.broadcast_tensors(a, b)
+        pairs = torch.stack([a.reshape(-1), b.reshape(-1)])
+        left, right = pairs[:, (pairs >= 0).all(0)].numpy()
+        while True:
+            left, right = self._find(left), self._find(right)
+            differ = left != right
+            if not differ.any():
+                return
+            self.version += 1
+            left, right = left[differ], right[differ]
+            self._parent[np.maximum(left, right)] = np.minimum(left, right)
+
+    def num_members(self) -> Tensor:
+        """How many labels there are in the class of each label."""
+        roots = self._find(np.arange(len(self)))
+        return torch.from_numpy(np.bincount(roots, minlength=len(self))[roots])

@@ -1,0 +1,264 @@
+"""The neurons of a model, as one forward pass shows them.
+
+The result is a list of units, one per neuron, which are still to be proved
+(``proof.py``).
+"""
+
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedspu.neurons.calls import (
+    all_tensors,
+    call,
+    copy_model,
+    flat_tensors,
+    outputs_of,
+    plain_tensors,
+    without_shortcuts,
+)
+from fedspu.neurons.layers import Ports, kind_of
+from fedspu.neurons.probe import Probe, forget
+from fedspu.neurons.tracing.classes import Classes
+from fedspu.neurons.tracing.follow import Follower, Known, Live, dims
+from fedspu.neurons.tracing.rules import VOCABULARY, follow
+
+Places = dict[tuple[str, int], list[int]]
+"""(tensor, axis) -> sorted positions there."""
+
+OUTPUT = "they reach the model's output"
+ORDER = "their order matters to the operation {}"
+
+BLOCK = "they act only as a whole block"
+
+MOST_PASSES = 8
+
+SINGLE = "they make a single head"
+SILENT = (OUTPUT, VOCABULARY, SINGLE)
+"""Reasons that lie in what the model is for."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One neuron: where it lies and, if it must always be active, why."""
+
+    places: Places
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """All neurons met, and the axes along which neurons are read.
+
+    ``finer`` are neurons inside whole units, for units that turn out to be no neurons.
+    ``pinned`` are tensors that lie only along places of the input or the output.
+    """
+
+    units: list[Unit] = field(default_factory=list)
+    finer: list[Unit] = field(default_factory=list)
+    readers: set[tuple[str, int]] = field(default_factory=set)
+    pinned: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def trace(probe: Probe) -> Traced:
+    """The model's neurons; none if its forward pass cannot be followed at all."""
+    try:
+        return _Trace(probe).run()
+    except Exception:  # the user's own code, under conditions it was not written for
+        return Traced()
+
+
+class _Trace:
+    """Passes through a copy of a model, until no more neurons are found to be one."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.example = probe.example
+        self.model = copy_model(probe.model)
+        self.wide = probe.wide
+        self.tensors = {
+            name: tensor
+            for name, tensor in (
+                *all_tensors(self.model),
+                *plain_tensors(self.model),
+            )
+            if tensor.is_floating_point() and tensor.numel() > 1
+        }
+        stand_ins: dict[nn.Module, Ports] = {}
+        for layer in list(self.model.modules()):
+            stand_ins.update(kind_of(layer).stand_in(layer))
+        self.stand_ins = stand_ins
+        self.classes = Classes()
+        self.reasons: list[tuple[Tensor, str]] = []
+        self.first = {
+            (id(tensor), dim): int(self.classes.new(size)[0])
+            for tensor in self.tensors.values()
+            for dim, size in enumerate(tensor.shape)
+        }
+        self.num_places = len(self.classes)
+        self.slots = {
+            id(tensor): (tensor, self._slots(tensor))
+            for tensor in self.tensors.values()
+        }
+        for linear, ports in stand_ins.items():
+            self._stand_in(linear, ports)
+
+    def _slots(self, tensor: Tensor) -> list[Tensor]:
+        """A slot for each axis of a weight."""
+        slots = []
+        for dim, size in enumerate(tensor.shape):
+            shape = [1] * tensor.dim()
+            shape[dim] = size
+            first = self.first[id(tensor), dim]
+            slots.append(torch.arange(first, first + size).view(shape))
+        return slots
+
+    def _label(self, place: tuple[Tensor, int, int]) -> Tensor:
+        tensor, dim, position = place
+        return torch.tensor([self.first[id(tensor), dim] + position])
+
+    def _stand_in(self, linear: Any, ports: Ports) -> None:
+        """Give a stand-in's weight the labels of what it stands for."""
+        weight = linear.weight
+        rows, columns = self.classes.new(len(weight)), self.classes.new(weight.shape[1])
+        for labels, places in ((rows, ports.outputs), (columns, ports.inputs)):
+            for channel in range(len(labels)):
+                for place in places(channel):
+                    self.classes.join(labels[channel : channel + 1], self._label(place))
+        if len(ports.ties) == 1:
+            self.reasons.append((self._label(ports.ties[0][0]), SINGLE))
+        for tie in ports.ties:
+            for place in tie[1:]:
+                self.classes.join(self._label(tie[0]), self._label(place))
+        self.slots[id(weight)] = (weight, [rows[:, None], columns[None]])
+        if linear.bias is not None:
+            self.slots[id(linear.bias)] = (linear.bias, [rows])
+
+    def run(self) -> Traced:
+        """All neurons met, in the coarse reading and in the fine one."""
+        finer: list[Unit] = []
+        self.live = self._what_matters()
+        for number in range(MOST_PASSES):
+            now = self._pass()
+            if number == 0:
+                finer = self._units(now)
+            before = self._num_classes()
+            _settle(now, of_weight=False)
+            if self._num_classes() == before:
+                _settle(now, of_weight=True)
+            if self._num_classes() == before:
+                break
+        units = self._units(now)
+        met = {name for unit in units for name, _ in unit.places}
+        reached = {
+            name for name, tensor in self.tensors.items() if id(tensor) in now.used
+        }
+        pinned = tuple(n for n in self.tensors if n in reached - met)
+        unused = tuple(n for n in self.tensors if n not in reached)
+        return Traced(units, finer, self._readers(now), pinned, unused)
+
+    def _num_classes(self) -> int:
+        return len(self.classes.roots(torch.arange(self.num_places)).unique())
+
+    def _what_matters(self) -> Live:
+        forget(self.model)
+        live = Live()
+        with torch.no_grad(), without_shortcuts(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with self.wide(), live:
+                torch.manual_seed(0)
+                out = call(self.model, self.example)
+        live.end(outputs_of(out))
+        return live
+
+    def _pass(self) -> Follower:
+        forget(self.model)
+        now = Follower(self.classes, follow, self.live, self.reasons)
+        for tensor, slots in self.slots.values():
+            wide = [slot for slot in slots if slot.numel() > 1]
+            now.set(tensor, Known(now.tidied(slots), from_weights=True, raw=wide))
+        for tensor in flat_tensors(self.example):
+            now.set(tensor, Known(from_example=True))
+        with torch.no_grad(), without_shortcuts(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(0)
+            with self.wide(), now:
+                out = call(self.model, self.example)
+            for tensor in outputs_of(out):
+                now.operation = OUTPUT
+                now.tie_all(tensor)
+        return now
+
+    def _units(self, now: Follower) -> list[Unit]:
+        roots = self.classes.roots(torch.arange(self.num_places)).tolist()
+        makers = _classes_of(self.classes, now.makers)
+        reasons: dict[int, str] = {}
+        for label, operation in self.reasons:
+            root = int(self.classes.roots(label)[0])
+            if operation in SILENT:
+                reasons[root] = operation
+            elif operation == BLOCK:
+                reasons.setdefault(root, BLOCK)
+            else:
+                reasons.setdefault(root, ORDER.format(operation))
+        found: dict[int, Places] = defaultdict(lambda: defaultdict(list))
+        for name, tensor in self.tensors.items():
+            for dim, size in enumerate(tensor.shape):
+                if size > 1:
+                    first = self.first[id(tensor), dim]
+                    for position in range(size):
+                        found[roots[first + position]][name, dim].append(position)
+        return [
+            Unit(dict(places), reasons.get(root, ""))
+            for root, places in found.items()
+            if root in makers
+        ]
+
+    def _readers(self, now: Follower) -> set[tuple[str, int]]:
+        """The axes of weights along which neurons are read."""
+        read = {int(label) for slot in now.readers for label in slot.reshape(-1)}
+        found = {
+            (name, dim)
+            for name, tensor in self.tensors.items()
+            for dim in range(tensor.dim())
+            if self.first[id(tensor), dim] in read
+        }
+        names = {id(tensor): name for name, tensor in self.tensors.items()}
+        for linear, ports in self.stand_ins.items():
+            weight: Any = linear.weight
+            for channel in range(weight.shape[1]):
+                found.update((names[id(t)], d) for t, d, _ in ports.inputs(channel))
+        return found
+
+
+def _classes_of(classes: Classes, slots: list[Tensor]) -> set[int]:
+    if not slots:
+        return set()
+    labels = torch.cat([slot.reshape(-1) for slot in slots]).unique()
+    return set(classes.roots(labels).tolist())
+
+
+def _settle(now: Follower, of_weight: bool) -> None:
+    """Make whole units where neurons met blocks of other neurons."""
+    classes = now.classes
+    for meeting in now.meetings:
+        if meeting.of_weight != of_weight:
+            continue
+        a, b = now.tidy(meeting.a), now.tidy(meeting.b)
+        if a is None or b is None:
+            continue
+        common = dims(a) & dims(b)
+        if not common:
+            continue
+        now.operation = BLOCK
+        a, b = now.tie(a, dims(a) - common), now.tie(b, dims(b) - common)
+        if a is not None and b is not None:
+            classes.join(a, b)
+    is_shared = classes.num_members() > 1
+    for block in now.blocks:
+        if bool(is_shared[block.labels].any()):
+            classes.join(block.labels, block.members)

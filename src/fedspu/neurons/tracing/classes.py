@@ -31,9 +31,9 @@ class Classes:
         return torch.from_numpy(self._find(labels.numpy()))
 
     def _find(self, labels: np.ndarray) -> np.ndarray:
-        found = self._parent[labels]
+        found: np.ndarray = self._parent[labels]
         while True:
-            above = self._parent[found]
+            above: np.ndarray = self._parent[found]
             if (above == found).all():
                 break
             found = above

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedspu.cli.flags import FLAGS
+from fedspu.cli.flags import FLAGS, with_whole_paths
 from fedspu.engines.local import LocalEngine
 from fedspu.settings_text import read_toml
 from tests.cli.commands import Command
@@ -74,6 +74,23 @@ def test_every_flag_stands_for_its_setting(
             found = found[part]
         whole = {"arrays:f.npz": f"arrays:{Path('f.npz').absolute()}", ".": os.getcwd()}
         assert found == whole.get(str(value), value)
+
+
+@pytest.mark.parametrize(
+    ("given", "whole"),
+    [
+        ({"model": "hf:net"}, {"model": "hf:/there/net"}),
+        ({"model": "hf:/net"}, {"model": "hf:/net"}),
+        ({"model": "nets:build"}, {"model": "nets:build"}),
+        ({"data.name": "hf:texts"}, {"data.name": "hf:/there/texts"}),
+        ({"data.name": "mine:load"}, {"data.name": "mine:load"}),
+        ({"data.dir": "../d"}, {"data.dir": "/d"}),
+    ],
+)
+def test_paths_become_whole_and_names_of_code_stay(
+    given: dict[str, Any], whole: dict[str, Any]
+) -> None:
+    assert with_whole_paths(given, Path("/there")) == whole
 
 
 @pytest.mark.usefixtures("nets")

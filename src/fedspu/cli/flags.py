@@ -134,7 +134,7 @@ def _read(
 
 
 def _of_file(config: Path) -> dict[str, Any]:
-    """The values of a file; its data's paths are relative to it."""
+    """The values of a file; its paths of data and models are relative to it."""
     given = dict(flatten(read_toml(config)))
     if config.name == SETTINGS and (config.parent / CHECKPOINT).is_dir():
         given.pop("out", None)  # of the run that wrote it: this is another one
@@ -146,13 +146,17 @@ SETTINGS, CHECKPOINT = "settings.toml", "checkpoint"
 
 
 def with_whole_paths(given: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same with whole paths of data, so that they can be found from anywhere."""
+    """The same with whole paths of data and models, to be found from anywhere."""
     from fedspu.data import DATASETS
+    from fedspu.models import is_hugging_face
 
     changed: dict[str, Any] = {}
     kind, colon, path = str(given.get("data.name", "")).partition(":")
     if colon and path and kind in DATASETS and DATASETS[kind].file:
         changed["data.name"] = f"{kind}:{_whole(path, folder)}"
+    model = str(given.get("model", ""))
+    if is_hugging_face(model):
+        changed["model"] = f"hf:{_whole(model.removeprefix('hf:'), folder)}"
     if given.get("data.dir"):
         changed["data.dir"] = _whole(str(given["data.dir"]), folder)
     return {**given, **changed}

@@ -244,7 +244,7 @@ def folder_content(path: Path) -> dict[str, bytes]:
         for file in sorted(path.rglob("*"))
         if file.is_file()
         and file.name not in apart
-        and not file.name.startswith("comparison.")  # it has times
+        and not file.name.startswith(("comparison.", "report."))  # they have times
         and not file.name.startswith("save-round-")
     }
 

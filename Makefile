@@ -13,6 +13,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # time: one of them is mostly waiting for other processes (tests/conftest.py).
 export OMP_NUM_THREADS := 1
 
+# Compiled modules are kept: tests start hundreds of processes that import PyTorch.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run test whole coverage lint site format clean
 .DEFAULT_GOAL := help
 

@@ -95,14 +95,21 @@ def test_a_folder_in_use_is_left_alone(command: Command) -> None:
     assert folder_content(Path("mine")) == before
 
 
-def limited(size: int) -> Callable[[], None]:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], None]]:
+    """A limit for the files that a process writes."""
+    # Python keeps a compiled module even if it was cut short, and then fails on it.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+    def limit(size: int) -> Callable[[], None]:
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     return limit
 
 
-def test_a_disk_that_is_full_from_the_beginning(nets: str) -> None:
+def test_a_disk_that_is_full_from_the_beginning(
+    nets: str, limited: Callable[[int], Callable[[], None]]
+) -> None:
     process = in_process_of_its_own(
         *("run", "small.toml", "--out", "mine"), preexec_fn=limited(600)
     )
@@ -113,7 +120,7 @@ def test_a_disk_that_is_full_from_the_beginning(nets: str) -> None:
 
 
 def test_a_disk_that_fills_up_on_the_way_loses_nothing(
-    command: Command, nets: str
+    command: Command, nets: str, limited: Callable[[int], Callable[[], None]]
 ) -> None:
     words = ("run", "small.toml", "--rounds", "9")
     # No model is larger; the clients' record is after some rounds.

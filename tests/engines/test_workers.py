@@ -9,6 +9,7 @@ import pytest
 
 import fedspu
 from fedspu.engines import workers
+from fedspu.engines.crew import Turns
 from fedspu.engines.local import LocalEngine
 from fedspu.engines.workers import WorkersEngine, can_fork
 from fedspu.errors import FedSPUError, StorageError, TrainingError
@@ -59,11 +60,11 @@ def folder_content_of(path: Path, method: str, **given: Any) -> dict[str, bytes]
     return folder_content(path)
 
 
-def turns_of_all_clients() -> tuple[Prepared, workers._Turns]:
+def turns_of_all_clients(window: int = 24) -> tuple[Prepared, Turns]:
     ready = prepared_for(clients__per_round=6)
     plan = ready.plan
     requests = TrainRequests(Federation(0, plan.initial), plan, 1)
-    return ready, workers._Turns(plan, ready.examples, requests, 2)
+    return ready, Turns(plan, ready.examples, requests, window)
 
 
 def test_the_longest_turns_begin_first() -> None:
@@ -77,9 +78,24 @@ def test_the_longest_turns_begin_first() -> None:
     assert sorted(begun) == list(range(6))
 
 
-def test_few_replies_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "window", lambda num_workers: num_workers)
+def test_a_turn_made_ahead_is_the_one_that_would_be_next() -> None:
     _, turns = turns_of_all_clients()
+    wanted = [job.client for job in iter(turns.next, None)]
+    _, turns = turns_of_all_clients()
+    found = []
+    for _ in wanted:
+        turns.make_ahead()
+        turns.make_ahead()  # it is there already
+        job = turns.next()
+        assert job is not None
+        found.append(job.client)
+    assert found == wanted
+    turns.make_ahead()
+    assert turns.next() is None
+
+
+def test_few_replies_wait_for_their_turn() -> None:
+    _, turns = turns_of_all_clients(window=2)
     begun = [job.client for job in iter(turns.next, None)]
     assert sorted(begun) == [0, 1]  # no further ahead
     turns.end(0)

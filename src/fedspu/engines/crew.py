@@ -157,12 +157,16 @@ class Turns:
         self.window = window
         self._begun: set[int] = set()
         self._ended: set[int] = set()
+        self._ahead: Job | None = None  # made already, for the next who asks
 
     def next(self, rank: Callable[[int], int] = lambda client: 0) -> Job | None:
         """The longest turn that may begin now; None if there is none.
 
         ``rank`` comes before length: clients of a higher rank begin first.
         """
+        if self._ahead is not None:
+            job, self._ahead = self._ahead, None
+            return job
         near = islice(self.clients, self.window)
         waiting = [client for client in near if client not in self._begun]
         if not waiting:
@@ -172,6 +176,11 @@ class Turns:
         request = self.requests[client]
         packet = pack_request(self.plan, request)
         return Job(client, request, packet, self._length(client))
+
+    def make_ahead(self) -> None:
+        """Make the next turn's message now, so that a worker need not wait for it."""
+        if self._ahead is None:
+            self._ahead = self.next()
 
     def end(self, client: int) -> None:
         """A client's turn has ended."""

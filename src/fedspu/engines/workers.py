@@ -114,6 +114,7 @@ class WorkersEngine:
         self._staged = 0  # how many states have been on the stage
         self._peak = 0
         self._deadline = Deadline(plan.settings.clients.deadline)
+        self._turns = Turns(plan, examples, {}, 0)  # those of the round being played
         warm_up(plan)
         self._workers: list[Worker] = []
         try:
@@ -135,7 +136,8 @@ class WorkersEngine:
         """Play the clients' turns, longest first; answers come as they arrive."""
         if broadcast is not None:
             self._show(broadcast)
-        turns = _Turns(self.plan, self.examples, requests, self.num_workers)
+        turns = Turns(self.plan, self.examples, requests, window(self.num_workers))
+        self._turns = turns
         jobs = work(self, lambda place: turns.next(), self._deadline, DIED)
         for job, up in jobs:
             turns.end(job.client)
@@ -192,6 +194,8 @@ class WorkersEngine:
     def wait(self, running: Mapping[int, Job]) -> list[int]:
         """Wait for a moment; the places of workers that have ended, or are dead."""
         pipes = {self._workers[place].pipe: place for place in running}
+        if not wait(list(pipes), 0):  # all are busy, so there is time
+            self._turns.make_ahead()
         began = monotonic()
         ready = wait(list(pipes), TICK)
         # If this process was stopped meanwhile, its workers were as well: time that
@@ -203,19 +207,6 @@ class WorkersEngine:
 
 
 DIED = f"its worker died {MAX_TRIES} times; is there enough memory? Try --workers 1"
-
-
-class _Turns(Turns):
-    """The turns of a round, for so many workers."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        examples: DividedData,
-        requests: Mapping[int, Request],
-        num_workers: int,
-    ) -> None:
-        super().__init__(plan, examples, requests, window(num_workers))
 
 
 # In the worker ------------------------------------------------------------------------

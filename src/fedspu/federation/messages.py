@@ -298,17 +298,15 @@ def _pack_offer(plan: Plan, offer: Offer | None, client: int) -> bytes:
     """An offer as the key it was drawn from if that is shorter, else as a bitmap."""
     if offer is None:
         return b""
-    bitmap = _pack_bitmap(plan, offer.active)
-    if offer.key is None or len(offer.key) >= len(bitmap) - len(_BITMAP):
-        return bitmap
-    return _STREAM + offer.key if _is_drawn_from_key(plan, offer, client) else bitmap
-
-
-def _is_drawn_from_key(plan: Plan, offer: Offer, client: int) -> bool:
-    """Whether the client would draw exactly the neurons that are offered."""
-    return offer.key is not None and _equal(
-        _draw(plan, offer.key, client), offer.active
-    )
+    key = offer.key
+    if (
+        key is not None
+        and len(key) < _bitmap_bytes(plan)
+        # Only if the client would draw exactly the neurons that are offered.
+        and _equal(_draw(plan, key, client), offer.active)
+    ):
+        return _STREAM + key
+    return _pack_bitmap(plan, offer.active)
 
 
 def _draw(plan: Plan, key: bytes, client: int) -> Active:
@@ -334,8 +332,11 @@ def _pack_bitmap(plan: Plan, active: Active) -> bytes:
 
 def longest_positions(plan: Plan) -> int:
     """The most bytes that positions take, in either form."""
-    bitmap = (sum(group.size for group in plan.neurons.groups) + 7) // 8
-    return 1 + max(KEY_BYTES, bitmap)
+    return 1 + max(KEY_BYTES, _bitmap_bytes(plan))
+
+
+def _bitmap_bytes(plan: Plan) -> int:
+    return (sum(group.size for group in plan.neurons.groups) + 7) // 8
 
 
 def _unpack_offer(plan: Plan, positions: bytes, client: int) -> Offer:
@@ -361,6 +362,8 @@ def _unpack_offer(plan: Plan, positions: bytes, client: int) -> Offer:
 
 
 def _equal(a: Active, b: Active) -> bool:
+    if a is b:
+        return True
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 

@@ -52,7 +52,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Used:
-    """A reply that was used, without its values, which are in the average."""
+    """A reply that is used; its values are dropped once they are in the average."""
 
     reply: TrainReply
     cost: Cost
@@ -107,25 +107,20 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
     combined = find_guard(plan.settings.guard).on_server(requests, combined)
 
     # Clients: merge, train the active neurons, send them back.
-    first = first_answers(requests, engine.exchange(requests), ignored)
-    for client, answer in watch.waiting(in_client_order(requests, first)):
-        if isinstance(answer, Missing):
-            missing[client] = answer
-            continue
-        count = federation.num_examples.get(client)
-        try:
-            reply = read_reply(plan, requests.asked(client), answer.up, count)
-        except ModelError as error:
-            refused[client] = str(error)
-            continue
-        if not isinstance(reply, TrainReply):  # read_reply has refused it
-            raise TypeError(f"a train request got a {type(reply).__name__}")
-
-        # Server: average each entry over the clients that trained it.
-        if update := update_of(plan, reply):
-            combined.add(update)
-        reply = replace(reply, payload={})  # its values are added
-        answers[client] = Used(reply, answer.cost, answer.retried)
+    arriving = watch.waiting(engine.exchange(requests))
+    first = first_answers(requests, arriving, ignored)
+    read = _each_read(plan, federation, requests, first)
+    for client, found in in_client_order(requests, read):
+        if isinstance(found, Missing):
+            missing[client] = found
+        elif isinstance(found, ModelError):
+            refused[client] = str(found)
+        else:
+            # Server: average each entry over the clients that trained it.
+            if update := update_of(plan, found.reply):
+                combined.add(update)
+            reply = replace(found.reply, payload={})  # its values are added
+            answers[client] = replace(found, reply=reply)
 
     # One client alone ends a run only if it is broken from the beginning.
     if len(requests) > 1 or not federation.last:
@@ -140,6 +135,28 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
         ignored,
         seconds=watch.seconds(),
     )
+
+
+def _each_read(
+    plan: Plan,
+    federation: Federation,
+    requests: TrainRequests,
+    answers: Iterable[tuple[int, Answer | Missing]],
+) -> Iterator[tuple[int, Used | Missing | ModelError]]:
+    """Read and check each reply as it comes; a refused one becomes the reason."""
+    for client, answer in answers:
+        if isinstance(answer, Missing):
+            yield client, answer
+            continue
+        count = federation.num_examples.get(client)
+        try:
+            reply = read_reply(plan, requests.asked(client), answer.up, count)
+        except ModelError as error:
+            yield client, error
+            continue
+        if not isinstance(reply, TrainReply):  # read_reply has refused it
+            raise TypeError(f"a train request got a {type(reply).__name__}")
+        yield client, Used(reply, answer.cost, answer.retried)
 
 
 def _refuse_if_all_failed(

@@ -96,7 +96,8 @@ class _Row:
         lengths = [tensor.numel() for tensor in tensors.values()]
         ends = torch.tensor(lengths).cumsum(0).tolist()
         self.starts = dict(zip(tensors, [0, *ends[:-1]], strict=True))
-        self.moved = torch.zeros_like(self.values, dtype=torch.float64)
+        self.before = self.values.double()
+        self.moved = torch.zeros_like(self.before)
         self.weight = torch.zeros_like(self.moved)
 
     @staticmethod
@@ -112,22 +113,27 @@ class _Row:
         names = [name for name in update.where if name in self.tensors]
         if not names:
             return
+        trained = torch.cat([update.payload[name].reshape(-1) for name in names])
+        step = trained.double()
+        if len(trained) == len(self.values) and names == list(self.tensors):
+            self.moved += step.sub_(self.before).mul_(weight)
+            self.weight += weight
+            return
         places = torch.cat(
             [
-                _places(self.tensors[name], update.where[name]) + self.starts[name]
+                _places(self.tensors[name], update.where[name], self.starts[name])
                 for name in names
             ]
         ).to(self.values.device)
-        trained = torch.cat([update.payload[name].reshape(-1) for name in names])
-        step = trained.double() - self.values.index_select(0, places).double()
+        step.sub_(self.before.index_select(0, places)).mul_(weight)
+        self.moved.index_add_(0, places, step)
         count = torch.tensor(weight, dtype=torch.float64).to(step.device)
-        self.moved.index_add_(0, places, step.mul_(count))
         self.weight.index_add_(0, places, count.expand(len(places)))
 
     def average(self) -> State:
         """The average of every entry, in new tensors."""
         mean = self.moved / self.weight.clamp(min=1)
-        changed = (self.values.double() + mean).to(self.values.dtype)
+        changed = (self.before + mean).to(self.values.dtype)
         # An entry that did not move keeps its bits: -0.0 + 0.0 would be 0.0.
         values = torch.where(mean == 0, self.values, changed)
         return {
@@ -138,12 +144,13 @@ class _Row:
         }
 
 
-def _places(tensor: Tensor, where: Where) -> Tensor:
-    """The positions of a block among all entries of a tensor, in order."""
+def _places(tensor: Tensor, where: Where, start: int) -> Tensor:
+    """The positions of a block's entries in a row in which its tensor begins there."""
     if all(axis is None for axis in where):
-        return torch.arange(tensor.numel())
-    places = torch.zeros((), dtype=torch.int64)
+        return torch.arange(start, start + tensor.numel())
+    places, stride = torch.tensor(start), tensor.numel()
     for size, axis in zip(tensor.shape, where, strict=True):
+        stride //= size
         along = torch.arange(size) if axis is None else axis
-        places = places.unsqueeze(-1) * size + along
+        places = places.unsqueeze(-1) + along * stride
     return places.reshape(-1)

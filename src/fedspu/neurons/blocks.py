@@ -5,6 +5,7 @@ is a small dense tensor, never a boolean per entry.
 """
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def is_finite(values: Tensor) -> bool:
     if not values.is_floating_point():
         return True
     # A sum is finite only if all its terms are, and is quick; it may also overflow.
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+    return isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
 def extract(state: Mapping[str, Tensor], blocks: Blocks) -> Payload:

@@ -11,8 +11,9 @@ the table from a model; it can also be written by hand::
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,10 +138,13 @@ class Neurons:
     _index: dict[tuple[str, int], list[tuple[NeuronGroup, Tensor]]] = field(
         init=False, repr=False, compare=False
     )
+    # Axes with the same groups at the same positions have the same number.
+    _alike: dict[tuple[str, int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Index the table by tensor axis, and refuse one that contradicts itself."""
         index: dict[tuple[str, int], list[tuple[NeuronGroup, Tensor]]] = {}
+        along: dict[tuple[str, int], tuple[Any, ...]] = {}
         names = [group.name for group in self.groups]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ModelError(
@@ -168,9 +172,15 @@ class Neurons:
                     )
                 where = index.setdefault((axis.tensor, axis.dim), [])
                 where.append((group, axis.positions(group.size)))
+                here = along.get((axis.tensor, axis.dim), ())
+                anywhere = replace(axis, tensor="", dim=0)
+                along[axis.tensor, axis.dim] = (*here, group.name, anywhere)
         for (tensor, dim), owners in index.items():
             self._check_axis(tensor, dim, owners)
         object.__setattr__(self, "_index", index)
+        numbers = {groups: number for number, groups in enumerate(along.values())}
+        alike = {place: numbers[groups] for place, groups in along.items()}
+        object.__setattr__(self, "_alike", alike)
 
     def _check_axis(
         self, tensor: str, dim: int, owners: list[tuple[NeuronGroup, Tensor]]
@@ -202,11 +212,18 @@ class Neurons:
         ``shapes`` names the tensors to use instead of those that travel.
         """
         self._check_active(active)
+        found: dict[tuple[int, int], Tensor | None] = {}
+
+        def along(tensor: str, dim: int, size: int) -> Tensor | None:
+            alike = self._alike.get((tensor, dim))
+            if alike is None:
+                return None
+            if (alike, size) not in found:
+                found[alike, size] = self.active_along(active, tensor, dim, size)
+            return found[alike, size]
+
         return {
-            name: tuple(
-                self.active_along(active, name, dim, size)
-                for dim, size in enumerate(shape)
-            )
+            name: tuple(along(name, dim, size) for dim, size in enumerate(shape))
             for name, shape in (self.shapes if shapes is None else shapes).items()
         }
 

@@ -372,6 +372,21 @@ def test_a_saved_personal_model_is_the_run_s(tmp_path: Path, method: str) -> Non
         assert not model.training
 
 
+@pytest.mark.parametrize("method", ["fedspu", "heterofl", "fedavg"])
+def test_a_saved_global_model_is_the_run_s(tmp_path: Path, method: str) -> None:
+    run = in_folder(tmp_path / "run", method=method, rounds=2)
+    model = fedspu.load_global(tmp_path / "run", ConvNet, examples(), client=3)
+    wanted = run.global_model(3)
+    assert same_bits(dict(model.state_dict()), dict(wanted.state_dict()))
+    assert not model.training
+
+
+def test_a_run_without_a_global_model_says_so(tmp_path: Path) -> None:
+    in_folder(tmp_path / "run", method="local", rounds=1)
+    with pytest.raises(SettingsError, match=r"no server's model.*load_personal"):
+        fedspu.load_global(tmp_path / "run", ConvNet)
+
+
 def test_a_personal_model_of_an_interrupted_run_can_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fedspu.simulate(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedspu.partial.context import partial_training
     from fedspu.random_streams import stream
     from fedspu.run_records import RunRecords, load_run
-    from fedspu.runs import Run, load_personal, resume, simulate
+    from fedspu.runs import Run, load_global, load_personal, resume, simulate
     from fedspu.settings import Settings
     from fedspu.sweeps.compare import Comparison, compare
 
@@ -45,7 +45,7 @@ _HOMES = {
     "partial.context": ("partial_training",),
     "random_streams": ("stream",),
     "run_records": ("RunRecords", "load_run"),
-    "runs": ("Run", "load_personal", "resume", "simulate"),
+    "runs": ("Run", "load_global", "load_personal", "resume", "simulate"),
     "settings": ("Settings",),
     "sweeps.compare": ("Comparison", "compare"),
 }
@@ -76,6 +76,7 @@ __all__ = [
     "export",
     "extract",
     "load_exported",
+    "load_global",
     "load_personal",
     "load_run",
     "load_state",

@@ -222,6 +222,35 @@ def load_personal(
     return found.model(found.divided(data) if needs_examples else NoExamples())
 
 
+def load_global(
+    run_dir: Path | str,
+    build: Build | None = None,
+    data: Data | None = None,
+    *,
+    client: int = 0,
+    method: Method | None = None,
+    task: Task | None = None,
+    trust: bool = False,
+) -> nn.Module:
+    """The server's model of a saved run, ready, in eval mode.
+
+    As ``client`` would judge it: in heterofl norm statistics are a client's own, and
+    ``data`` is needed for them. All other arguments are those of ``load_personal``.
+    """
+    which: Which = "global"
+    found = open_client(
+        run_dir, client, build, data, which, method=method, task=task, trust=trust
+    )
+    if not found.plan.has_global:
+        raise SettingsError(
+            f"{run_dir} has no server's model: clients of {found.plan.method.name} "
+            "keep all or some of what they learn; use load_personal"
+        )
+    needs_examples = found.plan.method.ready is not None
+    examples = found.divided(data) if needs_examples else NoExamples()
+    return found.model(examples, which)
+
+
 @dataclass(frozen=True, repr=False)
 class SavedClient:
     """A client of a saved run: what its model is made from."""
@@ -242,8 +271,8 @@ class SavedClient:
         settings, task = self.plan.settings, self.plan.task
         return divide(settings, dataset_for(settings, data, task), task)
 
-    def model(self, examples: Examples) -> nn.Module:
-        """The model that the client would use now, ready, in eval mode."""
+    def model(self, examples: Examples, which: Which = "personal") -> nn.Module:
+        """The model that the client would use now, or the server's, in eval mode."""
         return ready_model(
             self.plan,
             examples,
@@ -251,7 +280,7 @@ class SavedClient:
             self.client,
             self.memory,
             self.federation.global_state,
-            "personal",
+            which,
         )
 
     def kept(self) -> Active | None:
@@ -266,6 +295,7 @@ def open_client(
     client: int,
     build: Build | None = None,
     data: Data | None = None,
+    which: Which = "personal",
     *,
     method: Method | None = None,
     task: Task | None = None,
@@ -277,7 +307,8 @@ def open_client(
 
     def read(saved: SavedRun) -> tuple[SavedRun, str, State, Checkpoint, Memory]:
         text, initial = saved.plan_text(), saved.initial()
-        return saved, text, initial, saved.checkpoint(), saved.memory(client)
+        memory = saved.memory(client) if which == "personal" else Memory()
+        return saved, text, initial, saved.checkpoint(), memory
 
     saved, text, initial, last, memory = last_whole(Path(run_dir), read)
     given = {

@@ -436,7 +436,7 @@ def test_wrong_run_configs_are_said_in_words(given: dict[str, Any], words: str) 
 
 
 def test_a_deployed_run_says_where_its_models_are(tmp_path: Path) -> None:
-    from fedspu import load_personal, resume
+    from fedspu import load_global, load_personal, resume
 
     house = House(tmp_path, {**GIVEN, "rounds": 1})
     house.start(0, 1, 2)
@@ -445,4 +445,5 @@ def test_a_deployed_run_says_where_its_models_are(tmp_path: Path) -> None:
         load_personal(tmp_path / "run", 0)
     with pytest.raises(FedSPUError, match="run on devices"):
         resume(tmp_path / "run")
+    assert not load_global(tmp_path / "run").training  # the server has its own
     assert json.loads((tmp_path / "run/devices.json").read_text())["2"] == "kitchen"

@@ -88,14 +88,15 @@ def device(
     if num_bytes is None and free < float("inf"):
         num_bytes = SHARE_OF_RAM * free
     limits = Limits(num_bytes, seconds)
-    prepared = prepare(settings)
-    plan = prepared.plan
-    check_client(client or 0, plan)
-    x, y = prepared.examples.part(client or 0, "train")
-    model = plan.build()
-    load_state(model, plan.initial)
-    forget_peak()
     with progress(is_quiet=as_json) as watch:
+        watch("reading the data, and mapping the model's neurons …")
+        prepared = prepare(settings)
+        plan = prepared.plan
+        check_client(client or 0, plan)
+        x, y = prepared.examples.part(client or 0, "train")
+        model = plan.build()
+        load_state(model, plan.initial)
+        forget_peak()
         found = propose(
             model,
             plan.neurons,

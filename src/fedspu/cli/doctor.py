@@ -16,8 +16,11 @@ def doctor(as_json: Json = False) -> None:
     """
     from fedspu.reports.doctor import doctor_table, machine_lines
     from fedspu.reports.doctor import look as look_around
+    from fedspu.reports.profile import progress
 
-    found = look_around()
+    with progress(is_quiet=as_json) as say:
+        say("measuring how fast this machine is …")
+        found = look_around()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

@@ -97,9 +97,11 @@ def profile(
         plots.check_plot(plot)
 
     learned = find_task(task)
-    net, x, y = model_and_batch(model, shape, data, batch_size, learned)
-    table = map_neurons(net, x[:2])
     with report.progress(is_quiet=as_json) as watch:
+        watch("building the model …")
+        net, x, y = model_and_batch(model, shape, data, batch_size, learned)
+        watch("mapping its neurons …")
+        table = map_neurons(net, x[:2])
         found = profiling.profile(
             net,
             table,

@@ -81,6 +81,7 @@ def reproduce(
     sources = _sources(use or [], chosen)
     folder = out or Path(f"runs/reproduce-{budget}")
 
+    from fedspu.reports.profile import progress
     from fedspu.reproduce import report
     from fedspu.reproduce.tables import PaperTable
     from fedspu.sweeps.display import SweepDisplay
@@ -94,9 +95,11 @@ def reproduce(
                     *(tables, chosen, sources, data_dir, budget),
                     *(quirks, folder, parallel, display),
                 )
-            if "memory" in tables:
-                from fedspu.reproduce.memory import memory_table
+        if "memory" in tables:
+            from fedspu.reproduce.memory import memory_table
 
+            with progress(is_quiet=form != "table") as say:
+                say("measuring the memory of a step at each p …")
                 made["memory"] = memory_table()
     except KeyboardInterrupt:
         complain("interrupted; the same command resumes where it stopped")
@@ -124,6 +127,7 @@ def _played(
     parallel: int | None,
     display: Any,
 ) -> tuple[dict[str, Any], list[Any]]:
+    from fedspu.reports.profile import progress
     from fedspu.reproduce import experiments as ex
     from fedspu.reproduce import report
     from fedspu.reproduce import tables as tb
@@ -137,7 +141,9 @@ def _played(
     found, missing = ex.available(given)
     given = {name: given[name] for name in found}
     planned = ex.series_for(tables, found)
-    extent = ex.extent_for(budget, planned, given, folder)
+    with progress(is_quiet=display.is_quiet) as say:
+        say("measuring how long a round takes here …")
+        extent = ex.extent_for(budget, planned, given, folder)
     results = ex.play(planned, extent, given, folder, parallel, display)
     cut = " ".join([extent.what_cut, *ex.titles(missing), *ex.stand_ins(sources)])
     make = {

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -110,3 +112,29 @@ def test_one_thread_is_used_inside_and_as_many_as_before_outside() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+HOLES = """
+import torch
+from fedspu.engines import machine
+
+machine.keep_freed_memory()
+freed = machine.FreedMemory()
+freed.give_back()
+before = machine._rss_bytes()
+rows = [torch.ones(250_000) for _ in range(400)]  # 400 MB
+last = torch.ones(250_000)  # holds the heap's end
+del rows
+assert machine._rss_bytes() > before + 300e6, "it was given back at once"
+machine.MOST_KEPT = 10**9
+freed.give_back()
+assert machine._rss_bytes() > before + 300e6, "little is kept"
+machine.MOST_KEPT = 10**8
+freed.give_back()
+assert machine._rss_bytes() < before + 50e6, "it is kept"
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="another system")
+def test_freed_memory_is_kept_until_it_is_much() -> None:
+    subprocess.run([sys.executable, "-c", HOLES], check=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from fedspu.engines.machine import warm_up
+from fedspu.engines.machine import FreedMemory, warm_up
 from fedspu.federation.client import Client, Examples
 from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Answer, Facts, Missing
@@ -27,6 +27,7 @@ class LocalEngine:
     ) -> None:
         self.plan, self.shelf = plan, shelf or Shelf(None)
         self.client = Client(plan, examples, self.shelf, device or torch.device("cpu"))
+        self._freed = FreedMemory()
         warm_up(plan)
 
     def exchange(
@@ -36,6 +37,7 @@ class LocalEngine:
         for client in sorted(requests):
             down = pack_request(self.plan, requests[client])
             yield client, self.client.respond(down, broadcast)
+            self._freed.give_back()
 
     def close(self) -> None:
         """Nothing to close."""

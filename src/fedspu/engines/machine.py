@@ -73,6 +73,34 @@ def keep_freed_memory() -> None:
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
+MOST_KEPT = 128 * 10**6
+"""Bytes by which a process may grow before it gives freed memory back."""
+
+
+class FreedMemory:
+    """Gives freed memory back once it is much; to be asked after each turn.
+
+    Clients need tensors of many sizes, and leave holes that the next one cannot use: a
+    process would grow to several times of what it needs.
+    """
+
+    def __init__(self) -> None:
+        self._held = 0  # bytes, after memory was last given back
+
+    def give_back(self) -> None:
+        """Give it back if this process has grown by more than ``MOST_KEPT``."""
+        with suppress(OSError, AttributeError):  # another system, or C library
+            self._held = min(self._held, _rss_bytes())
+            if _rss_bytes() > self._held + MOST_KEPT:
+                ctypes.CDLL("libc.so.6").malloc_trim(0)
+                self._held = _rss_bytes()
+
+
+def _rss_bytes() -> int:
+    """The memory that this process holds now."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
 
 # RAM and disk -------------------------------------------------------------------------
 

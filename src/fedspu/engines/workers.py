@@ -32,7 +32,12 @@ from fedspu.engines.crew import (
     work,
 )
 from fedspu.engines.deadline import Deadline
-from fedspu.engines.machine import forget_peak, peak_rss_bytes, warm_up
+from fedspu.engines.machine import (
+    FreedMemory,
+    forget_peak,
+    peak_rss_bytes,
+    warm_up,
+)
 from fedspu.errors import FedSPUError
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf
@@ -231,7 +236,9 @@ def _serve(
     forget_peak()
     client = Client(plan, examples, shelf, torch.device("cpu"))
     shown, broadcast = 0, None
+    freed = FreedMemory()
     while True:
+        freed.give_back()
         try:
             lengths, staged = pipe.recv()
         except (EOFError, OSError):

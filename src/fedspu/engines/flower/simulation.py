@@ -23,7 +23,7 @@ from fedspu.data.examples import DividedData
 from fedspu.engines.crew import window
 from fedspu.engines.flower.engine import FlowerEngine
 from fedspu.engines.flower.wire import Refusal, pack, refuse, unpack
-from fedspu.engines.machine import warm_up
+from fedspu.engines.machine import FreedMemory, warm_up
 from fedspu.errors import FedSPUError, MethodError, ModelError
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, ShelfError
@@ -172,6 +172,7 @@ class Player:
     def __call__(self, message: Message, context: Context) -> Message:
         """The reply to a message."""
         client = _client(self.file)
+        _FREED.give_back()
         found = unpack(message.content)
         if isinstance(found, Refusal):
             raise ModelError("a request says that it is refused")
@@ -186,6 +187,9 @@ class Player:
             said = refuse(answer.reason, has_failed=answer.has_failed)
             return Message(said, reply_to=message)
         return Message(pack(answer.up), reply_to=message)
+
+
+_FREED = FreedMemory()
 
 
 @cache

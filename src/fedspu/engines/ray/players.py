@@ -8,7 +8,12 @@ import ray
 import torch
 
 from fedspu.engines.crew import portable
-from fedspu.engines.machine import forget_peak, peak_rss_bytes, warm_up
+from fedspu.engines.machine import (
+    FreedMemory,
+    forget_peak,
+    peak_rss_bytes,
+    warm_up,
+)
 from fedspu.engines.ray.arrays import (
     Bytes,
     PackedPacket,
@@ -75,6 +80,7 @@ class Player:
             divided = examples.divided()
             check_kernels(plan, divided)
             self.client = Client(plan, divided, self.shelf, cpu)
+            self.freed = FreedMemory()
             self.num_shown = 0
             self.broadcast: State = {}
             warm_up(plan)
@@ -96,6 +102,7 @@ class Player:
     ) -> Done:
         """Play a client's turn; ``memory`` is what it keeps, if that is not here."""
         try:
+            self.freed.give_back()
             if memory is not None:
                 kept = memory_from_array(memory)
                 self.shelf.put(what.client, what.last, kept)

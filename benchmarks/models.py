@@ -1,10 +1,12 @@
 """The networks that are measured, besides the paper's own."""
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 from fedspu.models.mlp import MLP
 from fedspu.models.mobilenet import MobileNet
-from fedspu.models.resnet import ResNet18
+from fedspu.models.resnet import BasicBlock, ResNet18, conv_norm
 
 mlp = MLP
 resnet18 = ResNet18
@@ -25,3 +27,63 @@ class Transformer(nn.Module):
         """The class scores of sequences (n, 64, 64)."""
         scores: Tensor = self.head(self.encoder(self.embed(x)).mean(1))
         return scores
+
+
+# Of Hugging Face, with the same layers: 256 wide, four heads, over 64 tokens.
+
+_SIZES = {
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "num_labels": 10,
+}
+
+
+def bert() -> nn.Module:
+    """A small BERT that classifies."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(intermediate_size=1024, **_SIZES, **off)
+    return _Scores(BertForSequenceClassification(config))
+
+
+def llama() -> nn.Module:
+    """A small Llama that classifies, with two pairs of heads for keys and values."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    config = LlamaConfig(intermediate_size=683, num_key_value_heads=2, **_SIZES)
+    config.use_cache = False
+    return _Scores(LlamaForSequenceClassification(config))
+
+
+class _Scores(nn.Module):
+    """The class scores that a model of Hugging Face gives."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of rows of tokens."""
+        scores: Tensor = self.model(input_ids=x).logits
+        return scores
+
+
+def group_norm_resnet() -> nn.Sequential:
+    """A narrow residual network, with group norms of four groups."""
+    layers: list[nn.Module] = [conv_norm(3, 16, kernel_size=3, padding=1), nn.ReLU()]
+    for i, (before, after) in enumerate(pairwise((16, 16, 32, 64))):
+        stride = 1 if i == 0 else 2
+        layers += [BasicBlock(before, after, stride), BasicBlock(after, after, 1)]
+    model = nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    )
+    for layer in list(model.modules()):
+        for name, inner in list(layer.named_children()):
+            if isinstance(inner, nn.BatchNorm2d):
+                setattr(layer, name, nn.GroupNorm(4, inner.num_features))
+    return model

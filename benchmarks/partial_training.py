@@ -25,7 +25,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from models import Transformer, mlp, mobilenet, resnet18
+from models import (
+    Transformer,
+    bert,
+    group_norm_resnet,
+    llama,
+    mlp,
+    mobilenet,
+    resnet18,
+)
 from torch import Tensor, nn
 
 import fedspu
@@ -47,6 +55,7 @@ class Case:
     shape: tuple[int, ...]
     classes: int
     settings: tuple[str, ...] = (EXACT, LEAN)
+    num_tokens: int = 0  # examples are tokens, of so many kinds
 
 
 CASES = {
@@ -57,6 +66,9 @@ CASES = {
     "resnet18": Case(resnet18, (32, 3, 32, 32), 10, (EXACT, LEAN, TRUNCATED)),
     "transformer": Case(Transformer, (16, 64, 64), 10),
     "mobilenet": Case(mobilenet, (16, 3, 32, 32), 10),
+    "bert": Case(bert, (16, 64), 10, num_tokens=1000),
+    "llama": Case(llama, (16, 64), 10, num_tokens=1000),
+    "resnet-gn": Case(group_norm_resnet, (32, 3, 32, 32), 10),
 }
 
 
@@ -102,11 +114,13 @@ class Ground:
         """A model and a batch, the same for everyone."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(*case.shape, generator=generator)
+        if case.num_tokens:
+            x = torch.randint(1, case.num_tokens, case.shape, generator=generator)
         y = torch.randint(case.classes, case.shape[:1], generator=generator)
         model = case.build().train()
         neurons = fedspu.map_neurons(model, x[:2])
         # native.py measures chains as compiled code.
-        is_chain = why_not(model, case.shape[1:]) is None
+        is_chain = not case.num_tokens and why_not(model, case.shape[1:]) is None
         return Ground(model, neurons, x, y, "torch" if is_chain else "auto")
 
     def variant(self, setting: str, column: str, stack: ExitStack) -> Variant:

@@ -70,7 +70,8 @@ class Way:
         smallest_chain, smallest_kernel = PATHS[self.path]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("fedspu.partial.chain.autograd.MIN_VALUES", smallest_chain)
-            patch.setattr("fedspu.partial.operations.MIN_PRODUCTS", smallest_kernel)
+            patch.setattr("fedspu.partial.costs.MIN_PRODUCTS", smallest_kernel)
+            patch.setattr("fedspu.partial.costs.MOST_OF_ALL", 1.0)
             yield
 
     def training(

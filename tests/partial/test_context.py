@@ -47,7 +47,8 @@ def by_every_way(request: pytest.FixtureRequest) -> Iterator[None]:
     """All weighted operations by our kernels, all by the plain ones, all saving."""
     with pytest.MonkeyPatch.context() as patch:
         smallest = 10**18 if request.param == "plain" else 0
-        patch.setattr("fedspu.partial.operations.MIN_PRODUCTS", smallest)
+        patch.setattr("fedspu.partial.costs.MIN_PRODUCTS", smallest)
+        patch.setattr("fedspu.partial.costs.MOST_OF_ALL", 1.0)
         if request.param == "lean":
             own: Any = vars(fedspu.partial_training)["__wrapped__"]
             lean = tuple("lean" if d == "fast" else d for d in own.__defaults__)

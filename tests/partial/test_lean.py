@@ -208,7 +208,8 @@ def residual_net(in_place: bool) -> nn.Module:
 def test_a_residual_net_trains_the_same_and_keeps_less(
     mode: Any, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedspu.partial.operations.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("fedspu.partial.costs.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("fedspu.partial.costs.MOST_OF_ALL", 1.0)
     x, y = drawn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
     neurons = map_neurons(residual_net(in_place), x)
     active = random_active(neurons, 0.5)
@@ -229,7 +230,8 @@ def test_a_residual_net_trains_the_same_and_keeps_less(
 def test_first_layers_keep_the_active_channels_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedspu.partial.operations.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("fedspu.partial.costs.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("fedspu.partial.costs.MOST_OF_ALL", 1.0)
     # Tanh, so that it is no chain. The norm keeps its input: a quarter of it.
     layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten()]
     model: Any = nn.Sequential(*layers, nn.Linear(8 * 36, 3)).double().train()

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.partial.block_gradients import Convolution
+from fedspu.partial.context import paths
 from fedspu.partial.memory_format import compact, is_last, usual_forward
+from fedspu.partial.spans import take_span
 
 
 class Bottleneck(nn.Module):
@@ -65,7 +67,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     They run small ones too.
     """
-    monkeypatch.setattr("fedspu.partial.operations.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("fedspu.partial.costs.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("fedspu.partial.costs.MOST_OF_ALL", 1.0)
     noted: list[bool] = []
     own = Convolution.run
 
@@ -158,3 +161,41 @@ def test_a_part_without_gaps_keeps_its_format(last: bool) -> None:
     part = compact(x.contiguous(memory_format=kind)[:, :2])
     assert part.is_contiguous(memory_format=kind)
     assert torch.equal(part, x[:, :2])
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 7), (2, 7, 3, 4), (2, 7, 1, 1)])
+@pytest.mark.parametrize("is_last_format", [False, True])
+def test_parts_are_taken_in_the_same_way_from_every_format(
+    number: int, shape: tuple[int, ...], is_last_format: bool
+) -> None:
+    rng = torch.Generator().manual_seed(number)
+    x = torch.randn(shape, generator=rng)
+    if is_last_format and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    for dim in (*range(x.dim()), -1):
+        span = torch.randperm(x.shape[dim], generator=rng)[:number].sort().values
+        for whole in (x, x[:, :2], x[1:], x.transpose(0, 1)):
+            inside = span[span < whole.shape[dim]]
+            found = take_span(whole, dim, inside)
+            assert torch.equal(found, whole.index_select(dim, inside))
+            if is_last(whole) and dim == 1 and len(inside) > 1:
+                assert is_last(found) or not whole.is_contiguous(
+                    memory_format=torch.channels_last
+                )
+
+
+@pytest.mark.parametrize(("share", "way"), [(0.25, "block"), (0.9, "full")])
+def test_a_convolution_is_computed_in_full_where_its_block_does_not_pay(
+    share: float, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedspu.partial.costs.MIN_PRODUCTS", 0)
+    layers = (nn.Conv2d(3, 64, 3), nn.SiLU(), nn.Conv2d(64, 64, 3), nn.SiLU())
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(4, 3, 8, 8)
+    neurons = fedspu.map_neurons(model, x)
+    active = fedspu.choose_random(neurons, share, fedspu.stream(0, "neurons"))
+    for saves, wanted in (("fast", way), ("lean", "block")):
+        with fedspu.partial_training(model, neurons, active, saves=saves):  # type: ignore[arg-type]
+            model(x).sum().backward()
+            assert paths(model)["2.weight"] == wanted

@@ -20,6 +20,7 @@ from fedspu.partial.block_gradients import (
     Part,
     fill,
 )
+from fedspu.partial.costs import is_small, pays
 from fedspu.partial.memory_format import compact, format_of
 from fedspu.partial.norms import BatchNormPart, NormPart, make_batch_normed
 from fedspu.partial.remake import Remake, need_of, note, transposed
@@ -45,7 +46,7 @@ from fedspu.partial.weight import (
 def linear(func: Any, given: Arguments) -> Any:
     """``F.linear``, with the gradient of the active block."""
     weight, bias = Piece(given["weight"]), Piece(given.get("bias"))
-    if _is_small(weight, given["input"], -1):
+    if is_small(weight, given["input"], -1):
         return NotImplemented
     _mark(given["weight"], given.get("bias"))
     rows, columns = weight.spans
@@ -60,7 +61,7 @@ def convolution(func: Any, given: Arguments) -> Any:
     x, full = given["input"], weight.full
     assert full is not None
     num_dims = full.dim() - 2
-    if _is_small(weight, x, -num_dims - 1):
+    if is_small(weight, x, -num_dims - 1):
         return NotImplemented
     dilation = _tuple(given.get("dilation", 1), num_dims)
     padding = given.get("padding", 0)
@@ -76,6 +77,8 @@ def convolution(func: Any, given: Arguments) -> Any:
     )
     inputs, outputs = _channels(weight.spans, full.shape, conv)
     if _is_ragged(inputs, outputs, x.shape[-num_dims - 1], full, conv):
+        return NotImplemented
+    if not pays(inputs, outputs, full, conv, weight.how):
         return NotImplemented
     _mark(given["weight"], given.get("bias"))
     rows, columns = weight.spans[:2]
@@ -244,18 +247,6 @@ def _any_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, with_full_weights(weight), with_full_weights(bias))
     kernel: Tensor = out
     return kernel
-
-
-MIN_PRODUCTS = 2_000_000
-"""From this many multiplications in a forward pass on, our kernels are faster."""
-
-
-def _is_small(weight: Piece, x: Tensor, dim: int) -> bool:
-    """Whether a full gradient, cut down, costs less than the overhead of a kernel."""
-    if weight.how.is_truncated:
-        return False  # only the kernels truncate
-    assert weight.full is not None
-    return x.numel() // x.shape[dim] * weight.full.numel() < MIN_PRODUCTS
 
 
 def _mark(*weights: Tensor | None) -> None:

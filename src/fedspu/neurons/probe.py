@@ -36,11 +36,12 @@ class Probe:
                 f"the model returned a {type(original).__name__}; expected a tensor, "
                 "or a tuple, list or dict of tensors"
             )
-        self.is_wide = False
+        self.is_wide, self._wide = False, Wide()
         for is_wide in (True, False):  # some models only run in their own precision
             try:
                 double, self.is_wide = _copy(model).double(), is_wide
                 self.call(double, as_double(example))
+                self.is_wide = is_wide and self._wide.has_widened  # else it only costs
                 self.model, self.example = double, as_double(example)
                 break
             except ModelError:
@@ -64,9 +65,7 @@ class Probe:
 
     def wide(self) -> AbstractContextManager[Any]:
         """Inside, the model computes everything in float64, if it can."""
-        if not self.is_wide:
-            return nullcontext()
-        return Wide()  # type: ignore[no-untyped-call]  # PyTorch's
+        return self._wide if self.is_wide else nullcontext()
 
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.

@@ -6,21 +6,14 @@ and the exchange of two neighbours on it generate every permutation, so these tw
 are enough. One is not: a wrong table may happen to be symmetric under it.
 """
 
-import warnings
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from fedspu.errors import ModelError
-from fedspu.neurons.calls import copy_model
 from fedspu.neurons.probe import Probe
-from fedspu.neurons.slim import cut_model, slimmable
-from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
+from fedspu.neurons.table import Axis, NeuronGroup
 
 NUM_TRIALS = 3
 """Each has new random weights; a neuron can be silent in one, but hardly in all."""
@@ -250,144 +243,3 @@ class _Neighbours:
         return self.runs_left > 0 and survives(
             self.probe, [self.group], {self.group.name: order}
         )
-
-
-def prove_slim(probe: Probe, table: Neurons) -> Neurons:
-    """The same table, with ``slim`` False for the groups that cannot be sliced."""
-    candidates = [group for group in table.groups if group.slim and group.size > 1]
-    if not probe.shake(1):
-        stuck = {group.name for group in candidates}
-    elif _slims(probe, table, candidates):
-        return table
-    else:
-        # What has its number written down somewhere is mostly whole heads and the like.
-        simple = [
-            g for g in candidates if all(a.repeat == a.copies == 1 for a in g.axes)
-        ]
-        doubtful = [g for g in candidates if g not in simple]
-        if not _slims(probe, table, simple):
-            doubtful = candidates
-        stuck = {g.name for g in doubtful if not _slims(probe, table, [g])}
-        rest = [group for group in candidates if group.name not in stuck]
-        if not _slims(probe, table, rest):  # each can be sliced, but not all at once
-            stuck |= {group.name for group in rest}
-    groups = tuple(
-        replace(group, slim=group.slim and group.name not in stuck)
-        for group in table.groups
-    )
-    return replace(table, groups=groups)
-
-
-def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
-    """Whether a slim copy without a random half of these neurons is right.
-
-    A half may happen to keep shuffled channels in step, so these need more draws.
-    """
-    is_shuffled = any(axis.index for group in groups for axis in group.axes)
-    return all(
-        _is_slim_right(probe, table, _drawn(table, groups, is_half=draw == 0))
-        for draw in range(5 if is_shuffled else 1)
-    )
-
-
-def _drawn(table: Neurons, groups: list[NeuronGroup], is_half: bool) -> Active:
-    """A random half of the neurons of these groups, or another random part."""
-    active = table.everything()
-    for group in groups:
-        number = group.size // 2 if is_half else int(torch.randint(group.size, ()))
-        part = torch.randperm(group.size)[: max(1, number)]
-        active[group.name] = part.sort().values
-    return active
-
-
-def _is_slim_right(probe: Probe, table: Neurons, active: Active) -> bool:
-    """Whether a slim copy with these neurons agrees with the full model."""
-    output = probe.output
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            slim = copy_model(probe.model, shares_tensors=True)
-            slim = cut_model(slim, table, slimmable(table, active))
-            slim_output = probe.call(slim, probe.example)
-        probe.output = slim_output
-        return [out.shape for out in slim_output] == [o.shape for o in output] and (
-            _zeroed_agrees(probe, table, active)
-        )
-    except ModelError:
-        return False
-    finally:
-        probe.output = output
-
-
-def _zeroed_agrees(probe: Probe, table: Neurons, active: Active) -> bool:
-    """Whether the full model, with frozen entries at zero, gives the probe's output."""
-    before = {name: tensor.detach().clone() for name, tensor in probe.tensors.items()}
-    channels: dict[int, Tensor] = {}
-    with torch.no_grad():
-        for name, tensor in probe.tensors.items():
-            for dim in range(tensor.dim()):
-                kept = table.active_along(active, name, dim, tensor.shape[dim])
-                if kept is not None:
-                    is_dropped = torch.ones(tensor.shape[dim], dtype=torch.bool)
-                    is_dropped[kept] = False
-                    where = is_dropped.nonzero().flatten().to(tensor.device)
-                    tensor.index_fill_(dim, where, 0)
-                    channels[id(tensor)] = kept.to(tensor.device)
-    with _NormsOver(channels):
-        agrees = probe.is_unchanged()
-    with torch.no_grad():
-        for name, values in before.items():
-            probe.tensors[name].copy_(values)
-    return agrees
-
-
-class _NormsOver(TorchFunctionMode):
-    """Inside, norms that mix channels take their statistics over only some of them.
-
-    ``channels`` has the channels that count, by the id of the norm's weight.
-    """
-
-    def __init__(self, channels: dict[int, Tensor]) -> None:
-        self.channels = channels
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        names = _NORMS.get(func)
-        given = dict(zip(names, args, strict=False)) | kwargs if names else {}
-        channels = self.channels.get(id(given.get("weight")))
-        if channels is None:
-            return func(*args, **kwargs)
-        if func is F.group_norm:
-            return _group_norm(given, channels)
-        seen = given["input"].index_select(-1, channels)
-        part = {
-            "normalized_shape": seen.shape[-1:],
-            "weight": given["weight"].index_select(0, channels),
-        }
-        if given.get("bias") is not None:
-            part["bias"] = given["bias"].index_select(0, channels)
-        normed = func(**{**given, "input": seen, **part})
-        return torch.zeros_like(given["input"]).index_copy(-1, channels, normed)
-
-
-_NORMS: dict[Any, tuple[str, ...]] = {
-    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
-    F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
-    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
-}
-
-
-def _group_norm(given: dict[str, Any], channels: Tensor) -> Tensor:
-    """A group norm in which each group uses only its channels that count."""
-    x, groups = given["input"], given["num_groups"]
-    width = x.shape[1] // groups
-    out = torch.zeros_like(x)
-    for group in range(groups):
-        seen = channels[channels // width == group]
-        if len(seen):
-            part = {k: given[k].index_select(0, seen) for k in ("weight", "bias")}
-            normed = F.group_norm(x.index_select(1, seen), 1, **part, eps=given["eps"])
-            out = out.index_copy(1, seen, normed)
-    return out

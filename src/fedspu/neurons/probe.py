@@ -1,7 +1,7 @@
 """A copy of a model on which a neuron table can be tried without harm."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from fedspu.neurons.calls import (
     plain_tensors,
 )
 from fedspu.neurons.layers import kind_of
+
+POOL = 200_003
+"""So many random numbers are drawn for large tensors: a prime, so that rows differ."""
 
 
 class Probe:
@@ -67,6 +70,16 @@ class Probe:
         """Inside, the model computes everything in float64, if it can."""
         return self._wide if self.is_wide else nullcontext()
 
+    @contextmanager
+    def trying(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, these tensors may be given other data; then they get theirs back."""
+        own = {name: self.tensors[name].data for name in names}
+        try:
+            yield
+        finally:
+            for name, values in own.items():
+                self.tensors[name].data = values
+
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
 
@@ -97,15 +110,20 @@ class Probe:
         except ModelError:
             return False
         return all(
-            a.shape == b.shape and bool(_distance(a, b) <= _tolerance(b))
+            a.shape == b.shape and bool(distance(a, b) <= tolerance(b))
             for a, b in zip(now, self.output, strict=True)
             if b.numel()
         )
 
-    def gradients(self) -> dict[str, Tensor] | None:
-        """How the output, in a random direction, depends on each parameter.
+    def least(self) -> float:
+        """The smallest change of the output that cannot be mistaken for rounding."""
+        return 10 * min(float(tolerance(out)) for out in self.output if out.numel())
 
-        None if the model has no backward pass here.
+    def influences(self) -> dict[str, Tensor] | None:
+        """How much the output, in a random direction, changes with each entry.
+
+        That is, by how much if the entry were twice as large. None if the model has no
+        backward pass here.
         """
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
         floats = {n: p for n, p in parameters.items() if p.is_floating_point()}
@@ -124,7 +142,11 @@ class Probe:
             found = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
         except Exception:  # the user's own code
             return None
-        return {n: g for n, g in zip(floats, found, strict=True) if g is not None}
+        return {
+            name: (gradient * floats[name].detach()).abs()
+            for name, gradient in zip(floats, found, strict=True)
+            if gradient is not None
+        }
 
     def unreached(self) -> tuple[str, ...] | None:
         """Parameters that the output does not depend on, according to autograd.
@@ -202,11 +224,12 @@ def _other_like(value: Any, trial: int, scale: float) -> Any:
     return value
 
 
-def _distance(a: Tensor, b: Tensor) -> Tensor:
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """The largest difference between two outputs."""
     return (a.double() - b.double()).abs().max()
 
 
-def _tolerance(output: Tensor) -> Tensor:
+def tolerance(output: Tensor) -> Tensor:
     """How far rounding may move the output: a share of its spread, not of its size."""
     share = 1e-8 if output.dtype == torch.float64 else 1e-4
     return share * (output.double() - output.double().mean()).abs().max().clamp(1e-9)
@@ -236,6 +259,7 @@ def _copy(model: nn.Module) -> nn.Module:
 def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
     norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
     learnt = {id(parameter) for parameter in model.parameters()}
+    pool = torch.randn(POOL, dtype=torch.float64)
     with torch.no_grad():
         for name, tensor in all_tensors(model):
             own = before[name]
@@ -244,6 +268,16 @@ def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> N
             if id(tensor) in norms:  # a running variance must stay positive
                 tensor.copy_(own * (1 - amount) + amount * (0.5 + torch.rand_like(own)))
                 continue
-            fan_in = own.numel() // len(own) if own.dim() > 1 else 1
-            noise = torch.randn_like(own) / max(1, fan_in) ** 0.5
+            is_flat = own.numel() == max(own.shape, default=1)  # a gain, like (1, c, 1)
+            fan_in = 1 if is_flat else own.numel() // len(own)
+            noise = _random_like(own, pool) / max(1, fan_in) ** 0.5
             tensor.copy_(noise if amount == 1 else own * (1 + amount * noise))
+
+
+def _random_like(tensor: Tensor, pool: Tensor) -> Tensor:
+    """Normal numbers; in a large tensor they come again, but in no two equal rows."""
+    size = tensor.numel()
+    if size < len(pool):
+        return torch.randn_like(tensor)
+    turned = pool.roll(int(torch.randint(len(pool), ())))
+    return turned.repeat(size // len(pool) + 1)[:size].view(tensor.shape).to(tensor)

@@ -49,9 +49,9 @@ def prove(
                 break
         elif not probe.shake(trial):
             return [], groups
-        gradients = probe.gradients()
+        influences = probe.influences()
         for group in left:
-            heard[group.name] += _is_heard(probe, group, gradients)
+            heard[group.name] += _is_heard(probe, group, influences)
         cycles = {group.name: _cycle(group.size, rng) for group in left}
         for orders in (cycles, {name: _exchange(c) for name, c in cycles.items()}):
             if not survives(probe, left, orders):
@@ -72,17 +72,18 @@ def prove(
 
 
 def _is_heard(
-    probe: Probe, group: NeuronGroup, gradients: dict[str, Tensor] | None
+    probe: Probe, group: NeuronGroup, influences: dict[str, Tensor] | None
 ) -> bool:
     """Whether the output depends on at least a quarter of a group's neurons now."""
-    if gradients is None:
+    if influences is None:
         return True
-    is_heard = torch.zeros(group.size, dtype=torch.bool)
+    is_heard, least = torch.zeros(group.size, dtype=torch.bool), probe.least()
     for axis in group.axes:
-        if axis.tensor in gradients:
-            moved = (gradients[axis.tensor] != 0).movedim(axis.dim, 0)
-            moved = moved.reshape(len(moved), -1).any(1)
-            is_heard |= moved.cpu()[axis.positions(group.size)].any(1)
+        if axis.tensor in influences:
+            others = [d for d in range(influences[axis.tensor].dim()) if d != axis.dim]
+            moves = influences[axis.tensor]
+            moves = (moves.sum(others) if others else moves).cpu()
+            is_heard |= (moves > least)[axis.positions(group.size)].any(1)
     if not bool(is_heard.any()):  # gradients do not tell all: a value may be rounded
         return _moves_the_output(probe, group)
     return 4 * int(is_heard.sum()) >= group.size
@@ -90,12 +91,11 @@ def _is_heard(
 
 def _moves_the_output(probe: Probe, group: NeuronGroup) -> bool:
     """Whether the output changes if neurons are reordered along all axes but one."""
-    before, order = _values(probe, [group]), np.roll(np.arange(group.size), 1)
-    for axis in group.axes[:-1]:
-        _reorder(probe, axis, order)
-    moves = not probe.is_unchanged()
-    _restore(probe, before)
-    return moves
+    order = np.roll(np.arange(group.size), 1)
+    with probe.trying(group.tensors):
+        for axis in group.axes[:-1]:
+            _reorder(probe, axis, order)
+        return not probe.is_unchanged()
 
 
 def _cycle(size: int, rng: np.random.Generator) -> np.ndarray:
@@ -121,33 +121,19 @@ def _swapped(size: int, pairs: list[tuple[int, int]]) -> np.ndarray:
 
 def survives(probe: Probe, groups: list[NeuronGroup], orders: Orders) -> bool:
     """Whether the output stays the same with the groups' neurons in another order."""
-    before = _values(probe, groups)
-    for group in groups:
-        for axis in group.axes:
-            _reorder(probe, axis, orders[group.name])
-    is_unchanged = probe.is_unchanged()
-    _restore(probe, before)
-    return is_unchanged
+    with probe.trying(name for group in groups for name in group.tensors):
+        for group in groups:
+            for axis in group.axes:
+                _reorder(probe, axis, orders[group.name])
+        return probe.is_unchanged()
 
 
 def _reorder(probe: Probe, axis: Axis, order: np.ndarray) -> None:
-    """Put neurons into another order along one axis, in place."""
+    """Put neurons into another order along one axis."""
     tensor, rows = probe.tensors[axis.tensor], axis.positions(len(order))
     index = torch.arange(tensor.shape[axis.dim])
     index[rows.flatten()] = rows[torch.from_numpy(order)].flatten()
-    with torch.no_grad():
-        tensor.copy_(tensor.index_select(axis.dim, index.to(tensor.device)))
-
-
-def _values(probe: Probe, groups: list[NeuronGroup]) -> dict[str, torch.Tensor]:
-    names = {axis.tensor for group in groups for axis in group.axes}
-    return {name: probe.tensors[name].detach().clone() for name in names}
-
-
-def _restore(probe: Probe, values: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in values.items():
-            probe.tensors[name].copy_(value)
+    tensor.data = tensor.data.index_select(axis.dim, index.to(tensor.device))
 
 
 def _is_read_in_place(
@@ -158,21 +144,22 @@ def _is_read_in_place(
     Needed for groups of two: exchanging both neurons cannot show that a table has them
     the wrong way round where they are read.
     """
-    before, output = _values(probe, [group]), probe.output
-    for is_reader in (True, False):  # cut off the first neuron, then disturb it
-        for axis in group.axes:
-            if ((axis.tensor, axis.dim) in readers) == is_reader:
-                tensor = probe.tensors[axis.tensor]
-                rows = axis.positions(group.size)[0].to(tensor.device)
-                part = tensor.detach().index_select(axis.dim, rows)
-                part = torch.zeros_like(part) if is_reader else torch.rand_like(part)
-                with torch.no_grad():
-                    tensor.index_copy_(axis.dim, rows, part)
-        if is_reader:
-            probe.output = probe.run()
-    is_silent = probe.is_unchanged()
+    output = probe.output
+    with probe.trying(group.tensors):
+        for is_reader in (True, False):  # cut off the first neuron, then disturb it
+            for axis in group.axes:
+                if ((axis.tensor, axis.dim) in readers) == is_reader:
+                    tensor = probe.tensors[axis.tensor]
+                    rows = axis.positions(group.size)[0].to(tensor.device)
+                    part = tensor.data.index_select(axis.dim, rows)
+                    part = (
+                        torch.zeros_like(part) if is_reader else torch.rand_like(part)
+                    )
+                    tensor.data = tensor.data.index_copy(axis.dim, rows, part)
+            if is_reader:
+                probe.output = probe.run()
+        is_silent = probe.is_unchanged()
     probe.output = output
-    _restore(probe, before)
     return is_silent
 
 
@@ -186,9 +173,9 @@ def _aligned(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
         open_ = [group for group in left if heard[group.name] < NUM_TRIALS]
         if not open_ or not probe.shake(trial):
             break
-        gradients = probe.gradients()
+        influences = probe.influences()
         for group in open_:
-            if _is_heard(probe, group, gradients):
+            if _is_heard(probe, group, influences):
                 heard[group.name] += 1
                 if not _Neighbours(probe, group).ok():
                     left = [other for other in left if other is not group]

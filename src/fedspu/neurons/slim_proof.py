@@ -34,22 +34,24 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     else:
         stuck = set()
         for alike in _alike(candidates):
-            stuck |= _stuck(probe, table, alike)
-        rest = [group for group in candidates if group.name not in stuck]
+            failed = _stuck(probe, table, alike)
+            counted = _counted(probe, table, [g for g in alike if g.name in failed])
+            table = _with(table, counted)
+            stuck |= failed - {group.name for group in counted}
+        rest = [g for g in table.groups if g in candidates or g.counts]
+        rest = [group for group in rest if group.name not in stuck]
         if not _slims(probe, table, rest):  # each can be sliced, but not all at once
             stuck |= {group.name for group in rest}
-    groups = tuple(
-        replace(group, slim=group.slim and group.name not in stuck)
-        for group in table.groups
+    return _with(
+        table, [replace(g, slim=False) for g in table.groups if g.name in stuck]
     )
-    return replace(table, groups=groups)
 
 
 def _alike(groups: list[NeuronGroup]) -> Iterable[list[NeuronGroup]]:
     """Groups that differ only in the numbers in their names: the blocks of a model."""
     found: dict[Any, list[NeuronGroup]] = defaultdict(list)
     for group in groups:
-        axes = sorted({(re.sub(r"\d+", "", a.tensor), a.dim) for a in group.axes})
+        axes = sorted({(_unnumbered(a.tensor), a.dim) for a in group.axes})
         found[tuple(axes)].append(group)
     return found.values()
 
@@ -64,6 +66,65 @@ def _stuck(probe: Probe, table: Neurons, alike: list[NeuronGroup]) -> set[str]:
     half = len(rest) // 2
     parts = [part for part in (rest[:half], rest[half:]) if part]
     return set().union(*(_stuck(probe, table, part) for part in parts))
+
+
+# Numbers of neurons that a model stores -----------------------------------------------
+
+MOST_CHOICES = 8
+MOST_LAYERS = 60
+
+
+def _counted(
+    probe: Probe, table: Neurons, alike: list[NeuronGroup]
+) -> list[NeuronGroup]:
+    """The same groups with their ``counts``; none if no stored numbers explain them."""
+    stored = [_stored(probe, group) for group in alike]
+    keys = sorted(stored[0]) if stored else []
+    choices = [keys, *([k for k in keys if k != key] for key in keys if len(keys) > 1)]
+    choices += [[key] for key in keys if len(keys) > 2]
+    for choice in choices[:MOST_CHOICES] if keys else ():
+        counted = [
+            replace(group, counts=tuple(found[key] for key in choice if key in found))
+            for group, found in zip(alike, stored, strict=True)
+        ]
+        if _slims(probe, _with(table, counted), counted):
+            return counted
+    return []
+
+
+def _stored(probe: Probe, group: NeuronGroup) -> dict[str, str]:
+    """The integers near a group that may be its size: their paths, by a short name."""
+    paths = [name.split(".")[:-1] for name in group.tensors if name not in probe.plain]
+    common = paths[0]
+    for path in paths:
+        while common != path[: len(common)]:
+            common = common[:-1]
+    prefix = ".".join(common)
+    layers = dict(probe.model.get_submodule(prefix).named_modules(prefix=prefix))
+    if len(layers) > MOST_LAYERS:
+        return {}
+    sizes = {group.size} | {group.size * axis.repeat for axis in group.axes}
+    return {
+        f"{_unnumbered(path.removeprefix(prefix))}.{key}": f"{path}.{key}".lstrip(".")
+        for path, layer in layers.items()
+        if not type(layer).__module__.startswith("torch.")
+        for key, value in vars(layer).items()
+        if type(value) is int and value in sizes
+    }
+
+
+def _unnumbered(path: str) -> str:
+    return re.sub(r"\d+", "", path)
+
+
+def _with(table: Neurons, changed: list[NeuronGroup]) -> Neurons:
+    """The same table with other groups of the same names."""
+    by_name = {group.name: group for group in changed}
+    groups = tuple(by_name.get(group.name, group) for group in table.groups)
+    return replace(table, groups=groups)
+
+
+# Whether a slim copy is right ---------------------------------------------------------
 
 
 def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:

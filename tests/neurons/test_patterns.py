@@ -187,6 +187,13 @@ def test_a_table_kept_as_a_plain_attribute_stays_in_place() -> None:
     assert "positions" not in stream.tensors
 
 
+def test_neurons_along_a_computed_table_stay_in_place() -> None:
+    neurons = table_of("vit_computed_table")
+    stream = next(group for group in neurons.groups if group.size == 16)
+    assert (stream.name, stream.permutable, stream.slim) == ("patches", False, False)
+    assert set(stream.tensors) <= set(neurons.shapes)
+
+
 def test_hidden_states_beside_the_logits_are_not_the_output() -> None:
     neurons = table_of("llama")
     assert "embedding" in sizes("llama")

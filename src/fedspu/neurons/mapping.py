@@ -50,6 +50,7 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
     with undisturbed(), uncompiled(model):
         probe = Probe(model, example_input)
         traced = trace(probe)
+        probe.know(traced.tables)
         unreached = probe.unreached()
         if unreached is None:
             parameters = dict(model.named_parameters())

@@ -39,7 +39,7 @@ class Probe:
                 f"the model returned a {type(original).__name__}; expected a tensor, "
                 "or a tuple, list or dict of tensors"
             )
-        self.is_wide, self._wide = False, Wide()
+        self.is_wide, self._wide, self._tables = False, Wide(), _Tables()
         for is_wide in (True, False):  # some models only run in their own precision
             try:
                 double, self.is_wide = _copy(model).double(), is_wide
@@ -55,13 +55,19 @@ class Probe:
         self._given = self.example
         self.output = self.run()
 
+    def know(self, tables: Mapping[str, Tensor]) -> None:
+        """Let values that the model computes of sizes be tried like its tensors."""
+        for name, value in tables.items():
+            self.plain[name] = self.tensors[name] = value.clone()
+            self._tables.pairs.append((value, self.plain[name]))
+
     def call(self, model: nn.Module, example: Any) -> list[Tensor]:
         """All tensors in the output of the model, or of one derived from it."""
         forget(model)
         drawn = torch.get_rng_state()
         torch.manual_seed(0)  # some models draw numbers in eval mode too
         try:
-            with self.wide():
+            with self.wide(), self._tables if self._tables.pairs else nullcontext():
                 return outputs_of(call(model, example))
         finally:
             torch.set_rng_state(drawn)
@@ -192,6 +198,26 @@ def forget(model: nn.Module) -> None:
     if any(type(layer).train is not nn.Module.train for layer in model.modules()):
         model.train()
         model.eval()
+
+
+class _Tables(TorchDispatchMode):
+    """Inside, operations that are given one of some values get another instead."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*map(self._now, args), **(kwargs or {}))
+
+    def _now(self, given: Any) -> Any:
+        if isinstance(given, Tensor):
+            for value, now in self.pairs:
+                if given.shape == value.shape and torch.equal(given, value):
+                    return now.detach()
+        return given
 
 
 class _Seen(TorchDispatchMode):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fedspu.neurons.tracing.classes import NONE
-from fedspu.neurons.tracing.follow import Follower, Operand, Slots, dims, tensors_in
+from fedspu.neurons.tracing.follow import Follower, Operand, Slots, dims
+from fedspu.neurons.tracing.live import tensors_in
 from fedspu.neurons.tracing.rules.rule import argument, name_of, rule, that_fit
 
 

@@ -1,5 +1,7 @@
 """Slim copies of models as their authors write them: own norms, stored numbers."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,14 @@ class OwnNorm(nn.Module):
         self.kind = kind
         self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 3)
         self.gain = nn.Parameter(torch.rand(8) + 0.5)
+        self.bare = nn.LayerNorm(8, elementwise_affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.normed(self.fc1(x)) @ self.fc2.weight.t() + self.fc2.bias
 
     def normed(self, h: Tensor) -> Tensor:
+        if self.kind == "bare":  # not by hand, but without a weight that has its size
+            return self.gain * self.bare(h)
         if self.kind == "rms":
             return self.gain * h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
         if self.kind == "layer":
@@ -38,7 +43,7 @@ class OwnNorm(nn.Module):
         return self.gain * torch.sigmoid(h) / torch.sigmoid(h).amax(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer", "var", "softmax", "max"])
+@pytest.mark.parametrize("kind", ["rms", "layer", "var", "softmax", "max", "bare"])
 def test_a_norm_by_hand_is_taken_over_the_neurons_that_are_left(kind: str) -> None:
     with seeded(0):
         model = OwnNorm(kind)
@@ -47,7 +52,7 @@ def test_a_norm_by_hand_is_taken_over_the_neurons_that_are_left(kind: str) -> No
     [group] = neurons.groups
     assert (group.size, group.slim) == (8, True)
     left = torch.tensor([0, 3, 4])
-    slim = slim_model(model, neurons, {group.name: left})
+    slim: Any = slim_model(model, neurons, {group.name: left})
     assert slim.fc1.weight.shape == (3, 6)
     expected = OwnNorm(kind)  # the same formula on three neurons
     expected.fc1, expected.fc2 = nn.Linear(6, 3), nn.Linear(3, 3)
@@ -57,6 +62,7 @@ def test_a_norm_by_hand_is_taken_over_the_neurons_that_are_left(kind: str) -> No
         expected.fc2.weight.copy_(model.fc2.weight[:, left])
         expected.fc2.bias.copy_(model.fc2.bias)
         expected.gain = nn.Parameter(model.gain[left])
+        expected.bare = nn.LayerNorm(3, elementwise_affine=False)
     assert torch.allclose(slim(x), expected(x))
 
 
@@ -80,10 +86,11 @@ class Heads(nn.Module):
         mixed = mixed.transpose(1, 2).flatten(2)
         if self.stores:
             mixed = mixed.view(*x.shape[:2], self.inner)
-        return x + self.scale * self.out(mixed)
+        out: Tensor = x + self.scale * self.out(mixed)
+        return out
 
 
-def slim_heads(**settings: float) -> tuple[nn.Module, NeuronGroup, nn.Module, Tensor]:
+def slim_heads(**settings: Any) -> tuple[Any, NeuronGroup, Any, Tensor]:
     with seeded(0):
         model = nn.Sequential(nn.Linear(5, 6), Heads(**settings), nn.Linear(6, 3))
         x = torch.randn(2, 4, 5)

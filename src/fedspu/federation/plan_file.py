@@ -190,7 +190,9 @@ def _restore_table(found: dict[str, Any]) -> Neurons:
 
 def _restore_group(found: dict[str, Any]) -> NeuronGroup:
     axes = tuple(map(_restore_axis, found["axes"]))
-    return NeuronGroup(**{**found, "axes": axes, "counts": tuple(found["counts"])})
+    return NeuronGroup(
+        **{**found, "axes": axes, "counts": tuple(found.get("counts", ()))}
+    )
 
 
 def _restore_axis(found: dict[str, Any]) -> Axis:

@@ -272,10 +272,11 @@ class Without(TorchDispatchMode):
 
 
 _SUMMARIES = {
-    "mean", "var", "std", "var_mean", "std_mean", "amax", "amin", "logsumexp", "prod",
-    "max", "min", "median",
+    "mean", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min",
+    "median",
 }  # fmt: skip
-"""Operations in which a zero counts."""
+"""Operations in which a zero counts. (Softmax is none of them: it shares something out,
+and fewer neurons would get more each.)"""
 
 _CHANNELWISE = {
     "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
@@ -311,19 +312,9 @@ def _group_norm(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
     return out, x.new_empty(0), x.new_empty(0)
 
 
-def _softmax(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
-    """A softmax over the last axis, over some of its channels."""
-    x, dim, *rest = args
-    if dim % x.dim() != x.dim() - 1:
-        return func(*args)
-    out = func(x.index_select(-1, left), dim, *rest)
-    return torch.zeros_like(x).index_copy(-1, left, out)
-
-
 _NORMS: dict[str, tuple[int, Any]] = {
     "native_layer_norm": (-1, _layer_norm),
     "_fused_rms_norm": (-1, _layer_norm),
     "native_group_norm": (1, _group_norm),
-    "_softmax": (-1, _softmax),
 }
 """Norms over channels: the axis along which these lie, and a norm over some of them."""

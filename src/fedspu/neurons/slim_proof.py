@@ -41,7 +41,11 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
         rest = [g for g in table.groups if g in candidates or g.counts]
         rest = [group for group in rest if group.name not in stuck]
         if not _slims(probe, table, rest):  # each can be sliced, but not all at once
-            stuck |= {group.name for group in rest}
+            together: list[NeuronGroup] = []
+            for alike in _alike(rest):
+                if _slims(probe, table, [*together, *alike]):
+                    together += alike
+            stuck |= {group.name for group in rest if group not in together}
     return _with(
         table, [replace(g, slim=False) for g in table.groups if g.name in stuck]
     )

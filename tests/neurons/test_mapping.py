@@ -560,6 +560,28 @@ def test_the_heads_of_an_attention_are_runs_of_rows_in_each_third() -> None:
 # Layers that the zoo has not ----------------------------------------------------------
 
 
+@pytest.mark.parametrize("multiple", [2, 3, 4])
+def test_each_output_of_a_depthwise_layer_on_the_input_is_a_neuron(
+    multiple: int,
+) -> None:
+    width = 3 * multiple
+    model = chain(
+        conv=nn.Conv2d(3, width, 3, groups=3),
+        relu=nn.ReLU(),
+        out=nn.Conv2d(width, 3, 1),
+    )
+    [group] = map_neurons(model, noise(2, 3, 8, 8)).groups
+    assert (group.name, group.size, group.permutable) == ("conv", width, False)
+
+
+def test_a_depthwise_layer_with_one_output_for_each_colour_has_no_neurons() -> None:
+    model = chain(
+        conv=nn.Conv2d(3, 3, 3, groups=3), relu=nn.ReLU(), out=nn.Conv2d(3, 3, 1)
+    )
+    with pytest.warns(NeuronWarning):
+        assert not map_neurons(model, noise(2, 3, 8, 8)).groups
+
+
 def test_a_grouped_transposed_convolution_has_one_neuron_per_local_channel() -> None:
     model = chain(
         conv=nn.Conv2d(3, 8, 3),

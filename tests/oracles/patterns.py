@@ -237,6 +237,28 @@ class Vision(nn.Module):
         return logits
 
 
+def sinusoids(x: Tensor) -> Tensor:
+    """A table of positions, (tokens, channels), that is computed in every pass."""
+    speeds = 100 ** (-torch.arange(0, x.shape[-1], 2, device=x.device) / x.shape[-1])
+    angles = torch.arange(x.shape[-2], device=x.device)[:, None] * speeds
+    return torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
+
+
+class SimpleVision(nn.Module):
+    """Patches and computed positions, as vit-pytorch's SimpleViT had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.block = Block(FusedAttention(False), nn.LayerNorm)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        logits: Tensor = self.head(self.block(x + sinusoids(x)).mean(1))
+        return logits
+
+
 class Windows(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -427,6 +449,7 @@ PATTERNS = [
     Pattern("mamba", Recurrence, _words),
     Pattern("vit", _vision(plain_table=False), lambda: _noise(2, 3, 8, 8)),
     Pattern("vit_plain_table", _vision(plain_table=True), lambda: _noise(2, 3, 8, 8)),
+    Pattern("vit_computed_table", SimpleVision, lambda: _noise(2, 3, 8, 8)),
     Pattern("swin", Windows, lambda: _noise(2, 3, 16, 16)),
     Pattern("wav2vec2", Audio, lambda: _noise(2, 1, 64)),
     Pattern("levit_cache", Caching, lambda: _noise(2, 6)),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedspu
-from fedspu import Active, Axis, Blocks, NeuronGroup, Neurons, state_of
+from fedspu import Active, Blocks, Neurons, state_of
 from fedspu.errors import ModelError
 from fedspu.neurons.blocks import take
 from fedspu.partial.spans import Layout
@@ -576,10 +576,7 @@ def test_a_depthwise_layer_on_the_input_may_have_any_of_its_outputs_active(
             fc=nn.Linear(6 * 9, 3),
         ).double()
     x = noise(4, 3, 5, 5).double()
-    # By hand: mapping takes all outputs of such a layer for one neuron.
-    axes = Axis("conv.weight", 0), Axis("conv.bias", 0), Axis("fc.weight", 1, repeat=9)
-    shapes = {name: tuple(w.shape) for name, w in model.named_parameters()}
-    neurons = Neurons((NeuronGroup("conv", 6, axes),), shapes)
+    neurons = quietly_mapped(model, x)
     chosen = {"conv": torch.tensor(active)}
     expected = dense_gradient(model, lambda m: cross_entropy_at(m, x))
     names = list(learnable(model))

@@ -179,15 +179,19 @@ def _describe_table(neurons: Neurons) -> dict[str, Any]:
 
 def _restore_table(found: dict[str, Any]) -> Neurons:
     return Neurons(
-        groups=tuple(
-            NeuronGroup(**{**group, "axes": tuple(map(_restore_axis, group["axes"]))})
-            for group in found["groups"]
-        ),
+        groups=tuple(map(_restore_group, found["groups"])),
         shapes={name: tuple(shape) for name, shape in found["shapes"].items()},
         statistics=frozenset(found["statistics"]),
         norm_tensors=frozenset(found["norm_tensors"]),
         fixed=tuple(Fixed(tuple(f["tensors"]), f["reason"]) for f in found["fixed"]),
         unreached=tuple(found["unreached"]),
+    )
+
+
+def _restore_group(found: dict[str, Any]) -> NeuronGroup:
+    axes = tuple(map(_restore_axis, found["axes"]))
+    return NeuronGroup(
+        **{**found, "axes": axes, "counts": tuple(found.get("counts", ()))}
     )
 
 

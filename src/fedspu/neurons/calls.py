@@ -93,12 +93,17 @@ class Wide(TorchDispatchMode):
     that rounds off would hide whether two float64 outputs are the same.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        self.has_widened = False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("dtype") in _WIDER:
             kwargs = {**kwargs, "dtype": _WIDER[kwargs["dtype"]]}
+            self.has_widened = True
         return func(*args, **kwargs)
 
 

@@ -20,7 +20,8 @@ from fedspu.neurons.blocks import named_tensors
 from fedspu.neurons.calls import uncompiled, undisturbed
 from fedspu.neurons.layers import kind_of
 from fedspu.neurons.probe import Probe
-from fedspu.neurons.proof import prove, prove_slim
+from fedspu.neurons.proof import prove
+from fedspu.neurons.slim_proof import prove_slim
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
 from fedspu.neurons.tracing import SILENT, Places, Traced, Unit, trace
 
@@ -49,6 +50,7 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
     with undisturbed(), uncompiled(model):
         probe = Probe(model, example_input)
         traced = trace(probe)
+        probe.know(traced.tables)
         unreached = probe.unreached()
         if unreached is None:
             parameters = dict(model.named_parameters())

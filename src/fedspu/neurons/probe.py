@@ -1,7 +1,7 @@
 """A copy of a model on which a neuron table can be tried without harm."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from fedspu.neurons.calls import (
 )
 from fedspu.neurons.layers import kind_of
 
+POOL = 200_003
+"""So many random numbers are drawn for large tensors: a prime, so that rows differ."""
+
 
 class Probe:
     """A copy of the model in eval mode, and its example; in float64 if that works.
@@ -36,11 +39,12 @@ class Probe:
                 f"the model returned a {type(original).__name__}; expected a tensor, "
                 "or a tuple, list or dict of tensors"
             )
-        self.is_wide = False
+        self.is_wide, self._wide, self._tables = False, Wide(), _Tables()
         for is_wide in (True, False):  # some models only run in their own precision
             try:
                 double, self.is_wide = _copy(model).double(), is_wide
                 self.call(double, as_double(example))
+                self.is_wide = is_wide and self._wide.has_widened  # else it only costs
                 self.model, self.example = double, as_double(example)
                 break
             except ModelError:
@@ -51,22 +55,36 @@ class Probe:
         self._given = self.example
         self.output = self.run()
 
+    def know(self, tables: Mapping[str, Tensor]) -> None:
+        """Let values that the model computes of sizes be tried like its tensors."""
+        for name, value in tables.items():
+            self.plain[name] = self.tensors[name] = value.clone()
+            self._tables.pairs.append((value, self.plain[name]))
+
     def call(self, model: nn.Module, example: Any) -> list[Tensor]:
         """All tensors in the output of the model, or of one derived from it."""
         forget(model)
         drawn = torch.get_rng_state()
         torch.manual_seed(0)  # some models draw numbers in eval mode too
         try:
-            with self.wide():
+            with self.wide(), self._tables if self._tables.pairs else nullcontext():
                 return outputs_of(call(model, example))
         finally:
             torch.set_rng_state(drawn)
 
     def wide(self) -> AbstractContextManager[Any]:
         """Inside, the model computes everything in float64, if it can."""
-        if not self.is_wide:
-            return nullcontext()
-        return Wide()  # type: ignore[no-untyped-call]  # PyTorch's
+        return self._wide if self.is_wide else nullcontext()
+
+    @contextmanager
+    def trying(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, these tensors may be given other data; then they get theirs back."""
+        own = {name: self.tensors[name].data for name in names}
+        try:
+            yield
+        finally:
+            for name, values in own.items():
+                self.tensors[name].data = values
 
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
@@ -98,15 +116,20 @@ class Probe:
         except ModelError:
             return False
         return all(
-            a.shape == b.shape and bool(_distance(a, b) <= _tolerance(b))
+            a.shape == b.shape and bool(distance(a, b) <= tolerance(b))
             for a, b in zip(now, self.output, strict=True)
             if b.numel()
         )
 
-    def gradients(self) -> dict[str, Tensor] | None:
-        """How the output, in a random direction, depends on each parameter.
+    def least(self) -> float:
+        """The smallest change of the output that cannot be mistaken for rounding."""
+        return 10 * min(float(tolerance(out)) for out in self.output if out.numel())
 
-        None if the model has no backward pass here.
+    def influences(self) -> dict[str, Tensor] | None:
+        """How much the output, in a random direction, changes with each entry.
+
+        That is, by how much if the entry were twice as large. None if the model has no
+        backward pass here.
         """
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
         floats = {n: p for n, p in parameters.items() if p.is_floating_point()}
@@ -125,7 +148,11 @@ class Probe:
             found = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
         except Exception:  # the user's own code
             return None
-        return {n: g for n, g in zip(floats, found, strict=True) if g is not None}
+        return {
+            name: (gradient * floats[name].detach()).abs()
+            for name, gradient in zip(floats, found, strict=True)
+            if gradient is not None
+        }
 
     def unreached(self) -> tuple[str, ...] | None:
         """Parameters that the output does not depend on, according to autograd.
@@ -173,6 +200,26 @@ def forget(model: nn.Module) -> None:
         model.eval()
 
 
+class _Tables(TorchDispatchMode):
+    """Inside, operations that are given one of some values get another instead."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*map(self._now, args), **(kwargs or {}))
+
+    def _now(self, given: Any) -> Any:
+        if isinstance(given, Tensor):
+            for value, now in self.pairs:
+                if given.shape == value.shape and torch.equal(given, value):
+                    return now.detach()
+        return given
+
+
 class _Seen(TorchDispatchMode):
     """Inside, the tensors that operations are applied to are remembered."""
 
@@ -203,11 +250,12 @@ def _other_like(value: Any, trial: int, scale: float) -> Any:
     return value
 
 
-def _distance(a: Tensor, b: Tensor) -> Tensor:
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """The largest difference between two outputs."""
     return (a.double() - b.double()).abs().max()
 
 
-def _tolerance(output: Tensor) -> Tensor:
+def tolerance(output: Tensor) -> Tensor:
     """How far rounding may move the output: a share of its spread, not of its size."""
     share = 1e-8 if output.dtype == torch.float64 else 1e-4
     return share * (output.double() - output.double().mean()).abs().max().clamp(1e-9)
@@ -237,6 +285,7 @@ def _copy(model: nn.Module) -> nn.Module:
 def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
     norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
     learnt = {id(parameter) for parameter in model.parameters()}
+    pool = torch.randn(POOL, dtype=torch.float64)
     with torch.no_grad():
         for name, tensor in all_tensors(model):
             own = before[name]
@@ -245,6 +294,16 @@ def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> N
             if id(tensor) in norms:  # a running variance must stay positive
                 tensor.copy_(own * (1 - amount) + amount * (0.5 + torch.rand_like(own)))
                 continue
-            fan_in = own.numel() // len(own) if own.dim() > 1 else 1
-            noise = torch.randn_like(own) / max(1, fan_in) ** 0.5
+            is_flat = own.numel() == max(own.shape, default=1)  # a gain, like (1, c, 1)
+            fan_in = 1 if is_flat else own.numel() // len(own)
+            noise = _random_like(own, pool) / max(1, fan_in) ** 0.5
             tensor.copy_(noise if amount == 1 else own * (1 + amount * noise))
+
+
+def _random_like(tensor: Tensor, pool: Tensor) -> Tensor:
+    """Normal numbers; in a large tensor they come again, but in no two equal rows."""
+    size = tensor.numel()
+    if size < len(pool):
+        return torch.randn_like(tensor)
+    turned = pool.roll(int(torch.randint(len(pool), ())))
+    return turned.repeat(size // len(pool) + 1)[:size].view(tensor.shape).to(tensor)

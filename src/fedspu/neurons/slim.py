@@ -39,6 +39,11 @@ def cut_model(slim: nn.Module, neurons: Neurons, kept: Active) -> nn.Module:
                 table[key] = smaller
     for path, layer in slim.named_modules():
         kind_of(layer).resize(layer, Cut(path, neurons, kept))
+    for group in neurons.groups:
+        for path in group.counts:
+            owner, _, key = path.rpartition(".")
+            stored = vars(slim.get_submodule(owner))
+            stored[key] = stored[key] * len(kept[group.name]) // group.size
     return slim
 
 

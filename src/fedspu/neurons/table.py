@@ -85,7 +85,8 @@ class NeuronGroup:
     (normalisation groups, the values of a hand-written attention), the group is not
     permutable and its neurons keep their places. That is also the default for a table
     written by hand. ``slim`` says whether a physically smaller copy of the model can
-    leave out neurons of this group.
+    leave out neurons of this group. ``counts`` names the integers that the model stores
+    of their number, like ``blocks.0.attention.num_heads``; a smaller copy changes them.
     """
 
     name: str
@@ -93,6 +94,7 @@ class NeuronGroup:
     axes: tuple[Axis, ...]
     permutable: bool = False
     slim: bool = True
+    counts: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> tuple[str, ...]:

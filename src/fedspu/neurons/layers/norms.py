@@ -49,6 +49,12 @@ class LayerNorm(LayerKind):
         """Update its shape."""
         if layer.weight is not None:
             layer.normalized_shape = tuple(layer.weight.shape)
+        else:  # no tensor tells its shape
+            layer.register_forward_pre_hook(_follow_shape)
+
+
+def _follow_shape(layer: Any, args: tuple[Tensor, ...]) -> None:
+    layer.normalized_shape = tuple(args[0].shape[-len(layer.normalized_shape) :])
 
 
 @register(nn.RMSNorm)

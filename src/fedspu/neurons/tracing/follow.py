@@ -8,7 +8,7 @@ Data that moves takes its labels along; where values meet, their labels are join
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspu.neurons.tracing.classes import NONE, Classes
+from fedspu.neurons.tracing.live import Live, memory_of, tensors_in
 
 Slots = list[Tensor]
 Place = tuple[Tensor, int]
@@ -83,6 +84,15 @@ class Block:
     members: Tensor
 
 
+@dataclass(frozen=True)
+class Table:
+    """Values that a model computes of nothing but sizes, and labels along one axis."""
+
+    value: Tensor
+    dim: int
+    labels: Tensor
+
+
 def dims(slot: Tensor) -> frozenset[int]:
     """The axes on which the neurons of a slot depend."""
     return frozenset(d for d, n in enumerate(slot.shape) if n > 1)
@@ -93,19 +103,20 @@ class Follower(TorchDispatchMode):
 
     ``live`` has the operations on which the output depends: what is computed and
     thrown away says nothing about neurons. ``reasons`` collects what ties neurons
-    together so that none is left.
+    together so that none is left, ``tables`` what the model computes of sizes alone.
     """
 
     def __init__(
         self,
         classes: Classes,
         rules: Callable[..., None],
-        live: "Live",
+        live: Live,
         reasons: list[tuple[Tensor, str]],
+        tables: list[Table],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
         self.classes, self.rules, self.live = classes, rules, live
-        self.reasons = reasons
+        self.reasons, self.tables = reasons, tables
         self.number = 0
         self.known: dict[int, tuple[Any, Known]] = {}
         self.by_storage: dict[int, list[Any]] = {}
@@ -151,7 +162,7 @@ class Follower(TorchDispatchMode):
 
     def _same_memory(self, tensor: Tensor) -> Known:
         """What is known of another tensor with the same memory, as ``.data`` has."""
-        for ref in self.by_storage.get(_memory(tensor), []):
+        for ref in self.by_storage.get(memory_of(tensor), []):
             other = ref()
             if (
                 other is not None
@@ -167,7 +178,7 @@ class Follower(TorchDispatchMode):
         """Remember what is known of a tensor."""
         ref = weakref.ref(tensor)
         self.known[id(tensor)] = (ref, known)
-        if memory := _memory(tensor):
+        if memory := memory_of(tensor):
             others = self.by_storage.setdefault(memory, [])
             others[:] = [r for r in others if r() is not None and r() is not tensor]
             others.append(ref)
@@ -175,7 +186,7 @@ class Follower(TorchDispatchMode):
     def written(self, tensor: Tensor) -> None:
         """Tell all tensors with the same memory that this one was written to."""
         now = self.of(tensor)
-        for ref in list(self.by_storage.get(_memory(tensor), [])):
+        for ref in list(self.by_storage.get(memory_of(tensor), [])):
             other = ref()
             if other is None or other is tensor:
                 continue
@@ -278,6 +289,33 @@ class Follower(TorchDispatchMode):
                 out.append(tied)
         return out
 
+    def with_table(self, tensor: Tensor, side: Operand, others: Slots) -> Operand:
+        """A computed table that meets neurons along one axis lies along it as well."""
+        known = self.of(tensor)
+        is_table = not (known.slots or known.from_example or known.from_weights)
+        if not is_table or not tensor.is_floating_point():
+            return side
+        missing = len(side.shape) - tensor.dim()
+        for dim in range(missing, len(side.shape)):
+            met = [dims(slot) for slot in others if dim in dims(slot)]
+            if met and set(met) == {frozenset({dim})} and not side.is_even(dim):
+                shape = [-1 if d == dim else 1 for d in range(len(side.shape))]
+                labels = self._labels(tensor, dim - missing)
+                side = replace(side, slots=[*side.slots, labels.view(shape)])
+        return side
+
+    def _labels(self, tensor: Tensor, dim: int) -> Tensor:
+        for table in self.tables:
+            if (
+                table.dim == dim
+                and table.value.shape == tensor.shape
+                and torch.equal(table.value, tensor)
+            ):
+                return table.labels
+        labels = self.classes.new(tensor.shape[dim])
+        self.tables.append(Table(tensor.detach().clone(), dim, labels))
+        return labels
+
     def _meet(
         self, together: Slots, of_weight: list[bool], slot: Tensor, is_weight: bool
     ) -> None:
@@ -332,76 +370,6 @@ class Follower(TorchDispatchMode):
                     is_read = bool(dims(slot) & set(axes))
                     (self.readers if is_read else self.makers).append(slot)
         return self.reduce(self.combine([a, b]), axes)
-
-
-class Live(TorchDispatchMode):
-    """Inside, it is recorded which operations read the results of which others."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
-        self.names: list[str] = []
-        self.reads: list[set[int]] = []
-        self.live: set[int] = set()
-        self._maker: dict[int, tuple[Any, int]] = {}
-        self._writers: dict[int, set[int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        given = list(tensors_in((args, kwargs or {})))
-        read = set().union(*map(self._made_by, given))
-        shared = {_memory(tensor) for tensor in given}
-        out = func(*args, **(kwargs or {}))
-        number = len(self.names)
-        self.names.append(func.overloadpacket.__name__)
-        self.reads.append(read)
-        for tensor in tensors_in(out):
-            self._maker[id(tensor)] = (weakref.ref(tensor), number)
-            memory = _memory(tensor)
-            if memory not in shared:
-                self._writers[memory] = {number}
-            elif self.names[-1].endswith("_"):
-                self._writers.setdefault(memory, set()).add(number)
-        return out
-
-    def _made_by(self, tensor: Tensor) -> set[int]:
-        ref, number = self._maker.get(id(tensor), (None, -1))
-        own = {number} if ref is not None and ref() is tensor else set()
-        return own | self._writers.get(_memory(tensor), set())
-
-    def end(self, outputs: Iterable[Tensor]) -> None:
-        """Find all operations on which these outputs depend."""
-        todo = [number for out in outputs for number in self._made_by(out)]
-        while todo:
-            number = todo.pop()
-            if number not in self.live:
-                self.live.add(number)
-                todo.extend(self.reads[number])
-        self._maker.clear()
-        self._writers.clear()
-
-    def has(self, number: int, name: str) -> bool:
-        """Whether an operation matters; one that was not there before does."""
-        is_same = number < len(self.names) and self.names[number] == name
-        return not is_same or number in self.live
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors among an operation's arguments or results."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def _memory(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def window(memory: Tensor, like: Tensor) -> Tensor:

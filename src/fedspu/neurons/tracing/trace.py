@@ -24,7 +24,8 @@ from fedspu.neurons.calls import (
 from fedspu.neurons.layers import Ports, kind_of
 from fedspu.neurons.probe import Probe, forget
 from fedspu.neurons.tracing.classes import Classes
-from fedspu.neurons.tracing.follow import Follower, Known, Live, dims
+from fedspu.neurons.tracing.follow import Follower, Known, Table, dims
+from fedspu.neurons.tracing.live import Live
 from fedspu.neurons.tracing.rules import VOCABULARY, follow
 
 Places = dict[tuple[str, int], list[int]]
@@ -32,6 +33,8 @@ Places = dict[tuple[str, int], list[int]]
 
 OUTPUT = "they reach the model's output"
 ORDER = "their order matters to the operation {}"
+
+TABLE = "a table that the model computes (number {})"
 
 BLOCK = "they act only as a whole block"
 
@@ -56,6 +59,7 @@ class Traced:
 
     ``finer`` are neurons inside whole units, for units that turn out to be no neurons.
     ``pinned`` are tensors that lie only along places of the input or the output.
+    ``tables`` are values that the model computes of sizes alone, and neurons lie along.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -63,6 +67,7 @@ class Traced:
     readers: set[tuple[str, int]] = field(default_factory=set)
     pinned: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    tables: dict[str, Tensor] = field(default_factory=dict)
 
 
 def trace(probe: Probe) -> Traced:
@@ -94,6 +99,7 @@ class _Trace:
         self.stand_ins = stand_ins
         self.classes = Classes()
         self.reasons: list[tuple[Tensor, str]] = []
+        self.tables: list[Table] = []
         self.first = {
             (id(tensor), dim): int(self.classes.new(size)[0])
             for tensor in self.tensors.values()
@@ -159,7 +165,8 @@ class _Trace:
         }
         pinned = tuple(n for n in self.tensors if n in reached - met)
         unused = tuple(n for n in self.tensors if n not in reached)
-        return Traced(units, finer, self._readers(now), pinned, unused)
+        tables = {TABLE.format(i): table.value for i, table in enumerate(self.tables)}
+        return Traced(units, finer, self._readers(now), pinned, unused, tables)
 
     def _num_classes(self) -> int:
         return len(self.classes.roots(torch.arange(self.num_places)).unique())
@@ -177,7 +184,7 @@ class _Trace:
 
     def _pass(self) -> Follower:
         forget(self.model)
-        now = Follower(self.classes, follow, self.live, self.reasons)
+        now = Follower(self.classes, follow, self.live, self.reasons, self.tables)
         for tensor, slots in self.slots.values():
             wide = [slot for slot in slots if slot.numel() > 1]
             now.set(tensor, Known(now.tidied(slots), from_weights=True, raw=wide))
@@ -212,6 +219,9 @@ class _Trace:
                     first = self.first[id(tensor), dim]
                     for position in range(size):
                         found[roots[first + position]][name, dim].append(position)
+        for number, table in enumerate(self.tables):
+            for position, root in enumerate(self.classes.roots(table.labels).tolist()):
+                found[root][TABLE.format(number), table.dim].append(position)
         return [
             Unit(dict(places), reasons.get(root, ""))
             for root, places in found.items()

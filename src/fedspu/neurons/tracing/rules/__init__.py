@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedspu.neurons.tracing.follow import Follower, tensors_in
+from fedspu.neurons.tracing.follow import Follower
+from fedspu.neurons.tracing.live import tensors_in
 from fedspu.neurons.tracing.rules import elementwise, images, moves, products
 from fedspu.neurons.tracing.rules.rule import RULES, VOCABULARY, anything, name_of
 

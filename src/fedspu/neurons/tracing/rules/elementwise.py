@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedspu.neurons.tracing.follow import Follower, Operand, tensors_in
+from fedspu.neurons.tracing.follow import Follower, Operand
+from fedspu.neurons.tracing.live import tensors_in
 from fedspu.neurons.tracing.rules.rule import (
     argument,
     axes_of,
@@ -31,6 +32,9 @@ def pointwise(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> Non
     given = [t for t in tensors_in((args, kwargs)) if t.dim() <= outs[0].dim()]
     size = outs[0].dim()
     sides = [last_aligned(now.operand(t), size) for t in given]
+    met = [slot for side in sides for slot in side.slots]
+    if met:
+        sides = [now.with_table(*pair, met) for pair in zip(given, sides, strict=True)]
     slots = now.combine(sides)
     raw = [s for side in sides for s in side.raw]
     slots = that_fit(slots, outs[0])

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fedspu.neurons.tracing.classes import NONE
-from fedspu.neurons.tracing.follow import Follower, Operand, Slots, dims, tensors_in
+from fedspu.neurons.tracing.follow import Follower, Operand, Slots, dims
+from fedspu.neurons.tracing.live import tensors_in
 from fedspu.neurons.tracing.rules.rule import argument, name_of, rule, that_fit
 
 
@@ -35,7 +36,8 @@ def _convolved(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> No
             now.readers.append(slot)
 
     inputs = seen.shape[1]
-    if channels is None and not seen.is_even(1):
+    owns_outputs = is_depthwise and not transposed and len(weight) > inputs
+    if channels is None and not seen.is_even(1) and not owns_outputs:
         channels = now.classes.new(1).expand(inputs)  # places along the input matter
     made = _match(now, channels, rows, columns, groups, inputs, transposed)
     labels = made.view(1, -1, *(1,) * (weight.dim() - 2))

@@ -11,9 +11,9 @@ from fedspu.neurons.tracing.follow import (
     Operand,
     Slots,
     dims,
-    tensors_in,
     window,
 )
+from fedspu.neurons.tracing.live import tensors_in
 from fedspu.neurons.tracing.rules.rule import (
     argument,
     last_aligned,

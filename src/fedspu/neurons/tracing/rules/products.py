@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedspu.neurons.tracing.follow import Follower, Operand, Slots, dims, tensors_in
+from fedspu.neurons.tracing.follow import Follower, Operand, Slots, dims
+from fedspu.neurons.tracing.live import tensors_in
 from fedspu.neurons.tracing.rules.rule import (
     VOCABULARY,
     argument,

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedspu.neurons.tracing.follow import Follower, Operand, Slots, tensors_in
+from fedspu.neurons.tracing.follow import Follower, Operand, Slots
+from fedspu.neurons.tracing.live import tensors_in
 
 Rule = Callable[[Follower, Any, tuple[Any, ...], dict[str, Any], Any], None]
 """Brings what is known up to date after ``out = func(*args, **kwargs)``."""

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_a_compiler_may_be_given_with_arguments(
 def test_a_compiler_that_hangs_is_ended_with_all_it_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library, "SECONDS", 1)
+    monkeypatch.setattr(library, "SECONDS", 3)
     script = tmp_path / "hang"
     script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/child\nwait\n")
     script.chmod(0o755)
@@ -167,7 +168,15 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started(
         library._run([str(script)])
     child = int((tmp_path / "child").read_text())
     state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+    def is_ended() -> bool:
+        try:
+            return state.read_text().split()[2] == "Z"
+        except OSError:
+            return True
+
+    # It was sent a signal; a busy machine may take a while to deliver it.
+    assert any(is_ended() or sleep(0.1) for _ in range(100))
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a round on devices costs, through real SuperNodes on this machine.
 
-    python benchmarks/devices.py --devices 2,10 --sizes small,large
-    python benchmarks/devices.py --same
+    python -m benchmarks.devices --devices 2,10 --sizes small,large
+    python -m benchmarks.devices --same
 
 Devices reach the server through a proxy that counts bytes. A round has ten clients at
 most, one epoch on 20 examples each. Everything is by TLS and keys, as in a deployment.

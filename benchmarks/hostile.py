@@ -42,7 +42,6 @@ from fedspu.neurons.blocks import extract, merge
 from fedspu.neurons.table import Payload, State
 from fedspu.prepare import prepare
 from fedspu.random_streams import stream
-from fedspu.reports.tables import markdown
 from fedspu.settings_text import parse_override
 from fedspu.units import percent
 
@@ -200,6 +199,12 @@ def shown(runs: list[dict[str, Any]], normal: list[dict[str, Any]]) -> str:
     whole = percent(mean(wholes)) if wholes else "-"
     kept = personal / mean(run["personal"] for run in normal)
     return f"{percent(personal)} / {whole} ({100 * kept:.0f})"
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(r.values()) for r in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def main() -> None:

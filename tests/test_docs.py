@@ -1,8 +1,10 @@
 """The Python in the docs runs, and does what the text around it says."""
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -151,3 +153,33 @@ def test_the_sample_of_a_device_is_what_its_command_prints(
         return [re.sub("(compiled code|PyTorch)[.]$", "", line) for line in lines]
 
     assert without_rows(in_words(result.out)) == without_rows(expected)
+
+
+BENCHMARKS = DOCS.parent / "benchmarks"
+
+
+def imported(file: Path) -> Iterator[tuple[str, str]]:
+    """Each name that a file imports from a module."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def test_benchmarks_are_run_as_the_docs_say() -> None:
+    texts = [*DOCS.glob("*.md"), DOCS.parent / "README.md", *BENCHMARKS.rglob("*.py")]
+    said = "\n".join(text.read_text("utf-8") for text in texts)
+    for name in set(re.findall(r"python benchmarks/([\w/]+)\.py", said)):
+        # Python then looks for modules in the script's folder, not in this one.
+        ours = {m.split(".")[0] for m, _ in imported(BENCHMARKS / f"{name}.py")}
+        assert not ours & {"tests", "benchmarks"}, f"use -m: {name}"
+    for name in set(re.findall(r"python -m benchmarks\.(\w+)", said)):
+        found = BENCHMARKS / name
+        assert found.is_dir() or found.with_suffix(".py").is_file(), name
+
+
+@pytest.mark.parametrize("file", sorted(BENCHMARKS.rglob("*.py")), ids=lambda f: f.stem)
+def test_a_benchmark_uses_what_there_is(file: Path) -> None:
+    for module, name in imported(file):
+        if module.split(".")[0] == "fedspu":
+            found = import_module(module)
+            assert hasattr(found, name) or import_module(f"{module}.{name}"), name

@@ -135,7 +135,7 @@ def make_engine(
 
         return FlowerSimulation(plan, examples, shelf, given.workers)
     if given.engine == "ray":
-        from fedspu.engines.ray import RayEngine
+        from fedspu.engines.ray.engine import RayEngine
 
         return RayEngine(plan, examples, shelf)
     if given.workers == 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedspu.deploy.processes import free_port
 from tests.cli.commands import Command
 
 INIT = "init lab --devices a,b"
@@ -44,6 +45,24 @@ def test_data_may_be_a_function_of_the_devices_own(command: Command) -> None:
     assert 'data = "mine:load"' in Path("lab/devices/b/device.toml").read_text()
     command("deploy", "add", "lab", "c", "--data", "arrays:x.npz")
     assert 'data = "arrays:x.npz"' in Path("lab/devices/c/device.toml").read_text()
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_a_data_file_is_looked_up_in_each_devices_folder(
+    command: Command, from_file: bool
+) -> None:
+    words = ["deploy", "init", "lab", "--devices", "a", "--model", "digits"]
+    if from_file:
+        Path("exp").mkdir()
+        Path("exp/x.toml").write_text('[data]\nname = "arrays:x.npz"\n')
+        words.insert(3, "exp/x.toml")
+    else:
+        words += ["--data", "arrays:x.npz"]
+    assert command(*words, "--lr", 0.1).code == 0
+    assert 'data = "arrays:x.npz"' in Path("lab/devices/a/device.toml").read_text()
+    assert 'data = "arrays:x.npz"' in Path("lab/server/server.toml").read_text()
+    app = Path("lab/server/app/pyproject.toml").read_text()
+    assert 'name = "arrays:x.npz"' in app
 
 
 WRONG = [
@@ -182,7 +201,8 @@ def test_keys_are_never_shown(command: Command) -> None:
 def test_a_check_is_also_json_and_its_exit_code_says_whether_all_is_well(
     command: Command,
 ) -> None:
-    command("deploy", *INIT.split())
+    port = free_port()
+    command("deploy", *INIT.split(), "--port", port)
     result = command("deploy", "check", "lab", "--json")
     found = json.loads(result.out)
     assert (result.code, found["is_well"]) == (2, False)
@@ -192,7 +212,7 @@ def test_a_check_is_also_json_and_its_exit_code_says_whether_all_is_well(
     result = command("deploy", "check", "lab/devices/a")
     assert result.code == 2
     assert "✓ data: digits: 1,797 examples" in result.out
-    assert "✗ server: localhost:8000: the port is closed" in result.out
+    assert f"✗ server: localhost:{port}: the port is closed" in result.out
 
 
 @pytest.mark.parametrize("words", ["init lab --devices a", "check lab"])

@@ -95,3 +95,9 @@ def test_a_run_whose_process_was_killed_is_said_in_words() -> None:
     details = "No heartbeat received from the task"
     run = Run("1", "finished:failed", details, "")
     assert run.in_words == "failed (its process, or the server, ended suddenly)"
+
+
+def test_why_a_run_failed_is_said_without_flowers_words() -> None:
+    details = "ServerApp failed with exception: nets: no such module"
+    run = Run("1", "finished:failed", details, "")
+    assert run.in_words == "failed (nets: no such module)"

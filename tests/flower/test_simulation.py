@@ -45,7 +45,8 @@ def test_a_simulation_that_does_not_begin_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(**given: object) -> None:
-        raise RuntimeError("no more memory")
+        # As Flower does it.
+        raise RuntimeError("An error was encountered") from OSError("no more memory")
 
     monkeypatch.setattr("flwr.simulation.run_simulation", fail)
     ready = complete({})

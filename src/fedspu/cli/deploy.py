@@ -35,7 +35,13 @@ MADE_FOR = {
 
 @app.command("init")
 @with_settings(
-    "--out", "--engine", "--ray-address", "--workers", "--clients", instead=MADE_FOR
+    "--out",
+    "--engine",
+    "--ray-address",
+    "--workers",
+    "--clients",
+    instead=MADE_FOR,
+    as_given=("data.name",),  # a file in each device's own folder
 )
 def init(
     given: dict[str, Any],

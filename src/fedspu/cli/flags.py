@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -59,6 +59,7 @@ def with_settings(
     *leave_out: str,
     instead: Mapping[str, str] = MappingProxyType({}),
     extra: str | None = None,
+    as_given: Collection[str] = (),
 ) -> Callable[[Callable[..., None]], Any]:
     """Give a command CONFIG.toml, --set and a flag for every setting that has one.
 
@@ -66,7 +67,8 @@ def with_settings(
     overridden by those of --set, and these by the flags. ``leave_out`` lists the flags
     that the command defines itself; ``instead`` says which of the command's own flags
     replace a setting, so that --set cannot give it. ``extra`` is a table that the file
-    may have besides settings: it is passed on under its name, flat. The command's own
+    may have besides settings: it is passed on under its name, flat. Paths become whole,
+    except those of ``as_given``, which are looked up elsewhere. The command's own
     arguments come before CONFIG.toml.
     """
 
@@ -85,12 +87,13 @@ def with_settings(
 
         @wraps(command)
         def wrapped(**values: Any) -> None:
-            given = _read(values.pop("config"), values.pop("set_"), instead, extra)
+            config, overrides = values.pop("config"), values.pop("set_")
+            given = _read(config, overrides, instead, extra, as_given)
             for name, setting in names.items():
                 value = values.pop(name)
                 if value is not None:
                     given[setting] = _value(value, setting, kinds[setting])
-            command(with_whole_paths(given, Path()), **values)
+            command(with_whole_paths(given, Path(), as_given), **values)
 
         arguments = [p for p in own if _is_argument(p)]
         options = [p for p in own if not _is_argument(p)]
@@ -116,8 +119,9 @@ def _read(
     overrides: list[str] | None,
     instead: Mapping[str, str],
     extra: str | None,
+    as_given: Collection[str],
 ) -> dict[str, Any]:
-    given = _of_file(config) if config else {}
+    given = _of_file(config, as_given) if config else {}
     if extra is not None:
         start = f"{extra}."
         found = {n: v for n, v in given.items() if n.startswith(start)}
@@ -133,19 +137,21 @@ def _read(
     return given
 
 
-def _of_file(config: Path) -> dict[str, Any]:
+def _of_file(config: Path, as_given: Collection[str]) -> dict[str, Any]:
     """The values of a file; its paths of data and models are relative to it."""
     given = dict(flatten(read_toml(config)))
     if config.name == SETTINGS and (config.parent / CHECKPOINT).is_dir():
         given.pop("out", None)  # of the run that wrote it: this is another one
-    return with_whole_paths(given, config.parent)
+    return with_whole_paths(given, config.parent, as_given)
 
 
 SETTINGS, CHECKPOINT = "settings.toml", "checkpoint"
 """What a run folder has; see federation/storage."""
 
 
-def with_whole_paths(given: dict[str, Any], folder: Path) -> dict[str, Any]:
+def with_whole_paths(
+    given: dict[str, Any], folder: Path, as_given: Collection[str] = ()
+) -> dict[str, Any]:
     """The same with whole paths of data and models, to be found from anywhere."""
     from fedspu.data import DATASETS
     from fedspu.models import is_hugging_face
@@ -159,7 +165,7 @@ def with_whole_paths(given: dict[str, Any], folder: Path) -> dict[str, Any]:
         changed["model"] = f"hf:{_whole(model.removeprefix('hf:'), folder)}"
     if given.get("data.dir"):
         changed["data.dir"] = _whole(str(given["data.dir"]), folder)
-    return {**given, **changed}
+    return {**given, **changed, **{n: given[n] for n in as_given if n in given}}
 
 
 def _whole(path: str, folder: Path) -> str:

@@ -153,7 +153,8 @@ class Run:
         word = self.status.removeprefix("finished:")
         if "heartbeat" in self.details:
             return f"{word} (its process, or the server, ended suddenly)"
-        return f"{word} ({self.details})" if self.details else word
+        details = self.details.removeprefix("ServerApp failed with exception: ")
+        return f"{word} ({details})" if details else word
 
 
 def runs(server: Server) -> list[Run]:

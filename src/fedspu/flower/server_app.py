@@ -1,5 +1,7 @@
 """The app that Flower runs on the server: ``fedspu.flower.server_app:app``."""
 
+import logging
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -20,4 +22,6 @@ def main(grid: Grid, context: Context) -> None:
         Server(grid, given, deploy).run()
     except FedSPUError as error:
         log.error("%s", error)
-        raise SystemExit(2) from None
+        # Flower notes an exception as the run's end, but would log its traceback too.
+        logging.getLogger("flwr").addFilter(lambda record: not record.exc_info)
+        raise

@@ -139,7 +139,7 @@ class FlowerSimulation:
                 },
             )
         except BaseException as error:  # told where the engine is used
-            self._problem = error
+            self._problem = error.__cause__ or error  # Flower's own has no reason
         finally:
             self._has_begun.set()
 

@@ -190,7 +190,7 @@ def test_a_record_that_cannot_be_right_is_refused(
 @pytest.mark.parametrize(
     ("name", "answer", "wanted"),
     [
-        ("offer", lambda now: None, "a NoneType; expected a Offer"),
+        ("offer", lambda now: None, "a NoneType; expected an Offer"),
         ("keep", lambda turn: [1], "a list; expected a dict"),
         ("train", lambda turn, local: None, "a NoneType; expected a Trained"),
         ("stays", lambda neurons: ["fc.weight"], "a list; expected a frozenset"),

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -85,12 +86,16 @@ def with_settings(
 
         @wraps(command)
         def wrapped(**values: Any) -> None:
-            given = _read(values.pop("config"), values.pop("set_"), instead, extra)
+            config, overrides = values.pop("config"), values.pop("set_")
+            given = _read(config, overrides, instead, extra)
+            of_file = set(given) if config and not overrides else set()
             for name, setting in names.items():
                 value = values.pop(name)
                 if value is not None:
                     given[setting] = _value(value, setting, kinds[setting])
-            command(with_whole_paths(given, Path()), **values)
+                    of_file.discard(setting)
+            with _naming(config, of_file):
+                command(with_whole_paths(given, Path()), **values)
 
         arguments = [p for p in own if _is_argument(p)]
         options = [p for p in own if not _is_argument(p)]
@@ -104,6 +109,18 @@ def with_settings(
         return made
 
     return decorate
+
+
+@contextmanager
+def _naming(config: Path | None, names: Collection[str]) -> Iterator[None]:
+    """Name the file in an error about one of its settings."""
+    try:
+        yield
+    except SettingsError as error:
+        text = str(error)
+        if any(re.search(rf"(?<![\w.]){re.escape(n)}(:| =)", text) for n in names):
+            raise type(error)(f"{text} (in {config})") from error
+        raise
 
 
 def _is_argument(parameter: Parameter) -> bool:

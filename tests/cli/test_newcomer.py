@@ -145,7 +145,7 @@ def test_own_data_without_a_model_says_how_to_name_one(command: Command) -> None
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("spoilt", "0.weight of the new model is not finite .* before any training"),
+        ("spoilt", "1.0.weight of the new model is not finite .* before any training"),
         ("net", "it is a Sequential itself; name the function that builds it"),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_right_is_refused_before_training(
         "def spoilt():\n"
         "    net = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))\n"
         "    nn.init.constant_(net[0].weight, float('nan'))\n"
-        "    return net\n\n\n"
+        "    return nn.Sequential(nn.Flatten(), net)\n\n\n"
         "net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))\n"
     )
     error = command("run", "small.toml", "--model", f"bad_{nets}:{model}").error

@@ -194,7 +194,7 @@ def test_a_record_that_cannot_be_right_is_refused(
         ("keep", lambda turn: [1], "a list; expected a dict"),
         ("train", lambda turn, local: None, "a NoneType; expected a Trained"),
         ("stays", lambda neurons: ["fc.weight"], "a list; expected a frozenset"),
-        ("combine", lambda state: 3, "a int; expected a Accumulator"),
+        ("combine", lambda state: 3, "an int; expected an Accumulator"),
         ("server", lambda extra, replies: None, "a NoneType; expected a dict"),
     ],
 )

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fedspu.cli import console
+from fedspu.cli.console import one_interrupt
+
 MAIN = "from fedspu.cli import main; main()"
 LONG = "a-rather-long-name-of-a-folder-for-a-run-so-that-a-line-is-full"
 
@@ -31,16 +34,18 @@ def typed(words: Sequence[str], until: bytes, times: int) -> tuple[int, str]:
             shown += os.read(screen, 65536)
         except OSError:  # the other side has ended
             break
-        if left and until in shown:
-            os.write(screen, b"\x03")
-            left -= 1
+        if until in shown:
+            for _ in range(left):
+                os.write(screen, b"\x03")
+                time.sleep(0.03)  # so that the next comes while the command ends
+            left = 0
     os.close(screen)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), shown.decode()
 
 
 @pytest.mark.usefixtures("nets")
-@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("times", [1, 12])
 def test_an_interrupted_run_leaves_one_bar_and_a_command_on_one_line(
     times: int,
 ) -> None:
@@ -71,3 +76,28 @@ def test_the_package_imports_nothing_before_it_is_ready_for_ctrl_c() -> None:
     source = (Path(__file__).parents[2] / "src/fedspu/__init__.py").read_text("utf-8")
     names = re.findall(r"^(?:from|import) .*", source, re.M)
     assert names == []
+
+
+def interrupted_twice(ended: list[str]) -> None:
+    with one_interrupt():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            ended.append("as usual")
+
+
+@pytest.mark.parametrize(("patience", "ends"), [(10.0, ["as usual"]), (-1.0, [])])
+def test_only_the_first_ctrl_c_counts_while_a_command_ends(
+    monkeypatch: pytest.MonkeyPatch, patience: float, ends: list[str]
+) -> None:
+    monkeypatch.setattr(console, "PATIENCE", patience)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ended: list[str] = []
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_twice(ended)
+        assert ended == ends
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # Python itself ends
+    finally:
+        signal.signal(signal.SIGINT, before)

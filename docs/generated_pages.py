@@ -4,14 +4,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fedspu.cli.settings import own_defaults
 from fedspu.settings import known_fields
 
 START = """# Every setting
 
 A dotted name is the place in a TOML file: `train.lr` is `lr` in the table `[train]`.
 On the command line, `--set train.lr=0.1` sets any of them, and common ones have a flag.
-`fedspu settings` prints this list. Where a data set suggests a value, that is the
-default for it.
+`fedspu settings` prints this list. The defaults here are the paper's. A data set may
+have defaults of its own, which replace them: `fedspu run` without any settings uses
+those of `digits`.
 
 """
 
@@ -22,7 +24,9 @@ def write_settings_page(file: Path) -> None:
     for name, field in known_fields():
         table = name.rpartition(".")[0]
         tables.setdefault(table, []).append(_row(name, field))
-    parts = [START]
+    parts = [START, "| data set | its own defaults |\n|---|---|\n"]
+    parts += [f"| `{name}` | {values} |\n" for name, values in own_defaults().items()]
+    parts.append("\n")
     for table, rows in tables.items():
         title = f"`[{table}]`" if table else "The run"
         parts.append(f"## {title}\n\n| setting | flag | default | meaning |\n")

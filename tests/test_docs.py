@@ -9,8 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedspu
 from fedspu.cli.export import _what_was_checked, _what_was_written
@@ -76,8 +78,34 @@ def test_the_example_method_trains_all_neurons_equally_often(mylab: Any) -> None
 
 @pytest.mark.usefixtures("mylab")
 def test_the_example_method_has_its_options() -> None:
-    run = run_for(method="mylab_lazy:patient", method__patience=3, rounds=1)
-    assert run.plan.method.name == "lazy-3"
+    run = run_for(
+        method="mylab_lazy:steady_for",
+        method__stay=2,
+        rounds=4,
+        clients__per_round=6,
+        clients__capacities=[0.5],
+    )
+    assert run.plan.method.name == "steady-2"
+
+    def offered(t: int) -> list[list[int]]:
+        assert run.plan.method.offer is not None
+        active = run.plan.method.offer(run.plan.client_round(t, 3)).active
+        return [active[name].tolist() for name in sorted(active)]
+
+    assert offered(2) == offered(3)
+    assert offered(3) != offered(4)
+
+
+def test_the_example_of_an_offer_obeys_the_laws(mylab: Any) -> None:
+    some = {"only_what_was_trained_leaves_a_client"}
+    check(mylab.steady, ConvNet, made_examples(), leave_out=set(LAWS) - some)
+    run = run_for(method_record=mylab.steady, rounds=2, clients__per_round=6)
+    for client in range(6):
+        first, second = (
+            mylab.its_own_neurons(run.plan.client_round(t, client)).active
+            for t in (1, 2)
+        )
+        assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_the_example_task_runs_and_is_another_one() -> None:
@@ -88,6 +116,45 @@ def test_the_example_task_runs_and_is_another_one() -> None:
     plain = fedspu.simulate(given)
     assert smooth.summary["task"] == "smooth"
     assert smooth.rounds[0]["train_loss"] != plain.rounds[0]["train_loss"]
+
+
+def test_the_example_metric_is_what_is_reported() -> None:
+    found: dict[str, Any] = {}
+    exec(blocks("tasks.md")[1], found)
+    run = fedspu.simulate({"rounds": 1, "judge.clients": 2}, task=found["top3"])
+    assert 0 <= run.summary["personal_top3_accuracy"] <= 1
+    sums = found["in_top_3"](torch.eye(4), torch.tensor([0, 1, 2, 3]))
+    assert found["share"](sums) == 1.0
+    worst = found["in_top_3"](-torch.eye(4), torch.tensor([0, 1, 2, 3]))
+    assert found["share"](worst) == 0.0
+
+
+def test_the_example_of_several_labels_learns() -> None:
+    found: dict[str, Any] = {}
+    exec(blocks("tasks.md")[2], found)
+    drawn = np.random.default_rng(0)
+    x = drawn.normal(size=(400, 6)).astype(np.float32)
+    y = (x[:, :3] + x[:, 3:] > 0).astype(np.int64)
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    given = {
+        "clients.number": 4,
+        "clients.per_round": 4,
+        "clients.capacities": [0.5, 1.0],
+        "data.alpha": 5.0,
+        "train.lr": 0.3,
+        "train.batch_size": 16,
+        "workers": 1,
+        "rounds": 4,
+    }
+    run = fedspu.simulate(given, model=build, data=(x, y), task=found["tags"])
+    first = run.rounds[0]["personal_f1"]
+    assert first < run.summary["personal_f1"]
+    assert run.summary["personal_f1"] > 0.8
+    with pytest.raises(fedspu.FedSPUError, match="expected 0 or 1"):
+        fedspu.simulate(given, model=build, data=(x, y + 1), task=found["tags"])
 
 
 def test_the_small_engine_of_its_page_gives_the_same_bits() -> None:

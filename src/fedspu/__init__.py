@@ -1,9 +1,11 @@
 """Personalized federated learning for devices of unequal strength."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+# Nothing is imported here, so that Ctrl-C finds the command ready for it.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from fedspu.errors import FedSPUError
     from fedspu.exports.as_safetensors import load_exported
     from fedspu.exports.saved_client import export
@@ -92,8 +94,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name when it is first used, so that the command starts faster."""
+    from importlib import import_module
+
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

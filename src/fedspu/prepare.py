@@ -1,5 +1,6 @@
 """Everything that a run needs before its first round: data, clients, model, plan."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,6 +54,11 @@ def prepare(
     check_engine(chosen)
     dataset = dataset_for(chosen, data, task)
     examples = divide(chosen, dataset, task)
+    if task.has_classes and len(dataset.y.unique()) == 1:
+        warnings.warn(
+            "all examples have the same class: there is nothing to learn; look at y",
+            stacklevel=3,
+        )
     sample = Sample(dataset.name, *dataset.take(slice(2)), dataset.num_outputs)
     if model is None:
         models.check_padding(chosen.model, dataset.padding, dataset.name)

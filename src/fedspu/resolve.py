@@ -137,7 +137,10 @@ def _in_words(problem: Any, flat: Mapping[str, Any]) -> str:
     if problem["type"] == "value_error":  # one of our own checks: a whole sentence
         return str(problem["ctx"]["error"])
     if problem["type"] == "missing":
-        return f"{name}: not given, and the data set suggests none; set --{name}"
+        return (
+            f"{name}: not given, and this data set suggests none; give your own as "
+            f"--{name} package.module:build, or one of {', '.join(models.MODELS)}"
+        )
     expected = wanted(dict(known_fields())[name], problem)
     return f"{name} = {flat.get(name, problem['input'])!r}: expected {expected}"
 

@@ -128,6 +128,11 @@ def one_line(value: Any) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def with_article(noun: str) -> str:
+    """``a list``, ``an int``."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def nearest(name: str, known: list[str]) -> str:
     """`` (did you mean …?)`` for a name close to a known one, else nothing."""
     found = difflib.get_close_matches(name, known, n=1)

@@ -79,6 +79,9 @@ lr = 0.1
 """
 
 
+BEGINNINGS = ("preparing: data, model", "run 1 of ")
+
+
 @dataclass(frozen=True)
 class Result:
     """What a command came to."""
@@ -86,6 +89,11 @@ class Result:
     code: int
     out: str
     err: str
+
+    @property
+    def told(self) -> list[str]:
+        """The lines beside the result, but for those that only say that it begins."""
+        return [x for x in self.err.splitlines() if not x.startswith(BEGINNINGS)]
 
     @property
     def error(self) -> str:
@@ -105,11 +113,10 @@ def in_process_of_its_own(*words: str, **kwargs: Any) -> subprocess.Popen[str]:
     heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     return subprocess.Popen(
         [sys.executable, "-c", "from fedspu.cli import main; main()", *words],
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **{**heeding, **kwargs},
+        **{"stdout": subprocess.PIPE, **heeding, **kwargs},
     )
 
 

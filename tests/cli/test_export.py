@@ -71,7 +71,7 @@ def test_json_is_all_that_is_printed(command: Command, mine: str) -> None:
         ("mine 0 --trust --out no/a", "there is no folder no; make it first"),
         ("mine 0 --trust --out mine", "mine: is a folder"),
         ("mine 0 --trust --out a.onnx", r"\.onnx is the ending of --format onnx"),
-        ("nowhere 0", "nowhere is not a run folder"),
+        ("nowhere 0", "nowhere: no such folder"),
         ("f.npz 0", "f.npz is not a run folder"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_configuration_that_cannot_be_used(
         Path("none.toml").write_bytes(content.encode("latin-1"))
     result = command("run", "none.toml", "--out", "mine")
     assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
+    assert len(result.told) == 1
     assert re.search(message, result.error)
     assert not Path("mine").exists()
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from fedspu.cli.app import COMMANDS as COMMAND_TABLE
+from fedspu.cli.app import load_command
 from tests.cli.commands import Command
 
 COMMANDS = (
@@ -131,3 +133,34 @@ def test_help_and_wrong_settings_take_no_pytorch(words: str, code: int) -> None:
         check=False,
     )
     assert (result.returncode, "Traceback" in result.stderr) == (code, False)
+
+
+@pytest.mark.parametrize("name", COMMAND_TABLE)
+def test_the_list_of_commands_says_what_each_says_itself(name: str) -> None:
+    told = (load_command(name).help or "").split("\n\n")[0]
+    assert " ".join(told.split()) == COMMAND_TABLE[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        ("--help", ("torch", "numpy", "pydantic")),
+        ("--version", ("torch", "numpy", "pydantic", "typer", "rich")),
+    ],
+)
+def test_what_takes_long_to_import_is_not_imported_in_vain(
+    words: str, unneeded: tuple[str, ...]
+) -> None:
+    program = (
+        "import sys\nfrom fedspu.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {unneeded} if name in sys.modules])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[-1] == "[]"

@@ -44,7 +44,7 @@ def test_a_wrong_setting_is_one_line_exit_2_and_nothing_is_written(
     before = files_here()
     result = command(name, "small.toml", *words.split())
     assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
+    assert len(result.told) == 1
     assert re.search(message, result.error)
     assert played == []
     assert files_here() == before

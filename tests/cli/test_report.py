@@ -97,7 +97,7 @@ def test_a_run_with_no_finished_round_but_one_is_shown_as_far_as_it_is(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none"], "^none: no such folder$"),
+        (["none"], "^none: no such folder; there is no run folder in runs/ either"),
         (["."], r"^\. is not a run folder|no run folder|holds no run"),
         (["one", "one"], "are the same run"),
         (["one", "--html", "."], r"^--html \.: is a folder; expected a file"),

@@ -36,7 +36,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
     words = re.findall(r"`fedspu (.*)`", result.error)[0].split()
     again = command(*words)
     assert again.code == 0
-    assert [line.split()[1] for line in again.err.splitlines()] == ["3/3"]
+    assert [line.split()[1] for line in again.told] == ["3/3"]
     assert folder_content(Path("mine")) == folder_content(Path("whole"))
 
 
@@ -123,7 +123,7 @@ def test_a_run_is_not_resumed_with_a_wrong_number_of_workers(
     before = folder_content(Path("mine"))
     result = command("run", "--resume", "mine", "--trust", "--workers", number)
     assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
+    assert len(result.told) == 1
     assert result.error.startswith("workers = ")
     assert folder_content(Path("mine")) == before
 
@@ -160,7 +160,8 @@ def test_a_run_that_is_being_played_cannot_be_resumed(command: Command) -> None:
 def test_a_folder_that_is_no_run_cannot_be_resumed(command: Command, name: str) -> None:
     result = command("run", "--resume", name)
     assert (result.code, result.out) == (2, "")
-    assert f"{name} is not a run folder" in result.error
+    wrong = " is not a run folder" if Path(name).exists() else ": no such folder"
+    assert f"{name}{wrong}" in result.error
     assert not Path("nowhere").exists()
 
 

@@ -26,7 +26,7 @@ def test_a_user_s_own_model_and_data_run_with_no_code_written_here(
     assert "personal accuracy" in result.out
     assert "mine" in result.out
     assert json.loads(Path("mine/summary.json").read_text())["rounds_played"] == 2
-    assert [line.split()[1] for line in result.err.splitlines()] == ["1/2", "2/2"]
+    assert [line.split()[1] for line in result.told] == ["1/2", "2/2"]
 
 
 @pytest.mark.usefixtures("nets")
@@ -61,7 +61,9 @@ def test_a_path_with_brackets_is_printed_as_it_is(command: Command) -> None:
 def test_in_a_pipe_there_is_no_progress_bar(nets: str) -> None:
     result = finished(in_process_of_its_own("run", "small.toml", "--out", "mine"))
     assert result.code == 0
-    assert re.fullmatch(r"(round \d/3  personal [^\n]*\n){3}", result.err)
+    assert re.fullmatch(
+        r"preparing: data, model\n(round \d/3  personal [^\n]*\n){3}", result.err
+    )
     for text in (result.out, result.err):
         assert "\x1b" not in text
         assert "\r" not in text

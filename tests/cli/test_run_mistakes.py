@@ -57,9 +57,9 @@ BAD_WORDS: list[tuple[str, str]] = [
     ("--model NETS:pair", "returned a tuple; expected a tensor"),
     ("--model NETS:narrow", r"failed on two examples of shape \(1, 4, 4\)"),
     ("--model NETS:failing", "failed on two examples.*first line"),
-    ("--model NETS:number", r"returned a int; expected a torch\.nn\.Module"),
+    ("--model NETS:number", r"returned an int; expected a torch\.nn\.Module"),
     ("--model NETS:nothing", r"returned a NoneType; expected a torch\.nn\.Module"),
-    ("--model NETS:constant", "constant': it is a int; expected a function"),
+    ("--model NETS:constant", "constant': it is an int; expected a function"),
     ("--model NETS:needs_more", "function without arguments.*width"),
     ("--model NETS:missing", "has no missing"),
     ("--model NETS:raising", r"raising': it raised KeyError: 'no such key' \(nets_\d+"),
@@ -116,7 +116,7 @@ def test_a_mistake_is_one_clear_line_and_leaves_no_folder(
     result = command("run", "small.toml", *words.replace("NETS", nets).split(), *out)
 
     assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
+    assert len(result.told) == 1
     assert re.search(message, result.error)
     left = {path.name for path in Path().iterdir()} - {"__pycache__"}
     assert sorted(left) == before

@@ -164,7 +164,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"data": examples(60)}, DataError, "played with other data"),
         ({"build": mlp}, FedSPUError, "tensor"),
         ({"format": "pt2"}, SettingsError, "--format pt2: expected one of safetensors"),
-        ({"run_dir": "nowhere"}, StorageError, "nowhere is not a run folder"),
+        ({"run_dir": "nowhere"}, StorageError, "nowhere: no such folder"),
     ],
 )
 def test_what_cannot_be_exported_is_said(

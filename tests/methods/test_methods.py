@@ -190,11 +190,11 @@ def test_a_record_that_cannot_be_right_is_refused(
 @pytest.mark.parametrize(
     ("name", "answer", "wanted"),
     [
-        ("offer", lambda now: None, "a NoneType; expected a Offer"),
+        ("offer", lambda now: None, "a NoneType; expected an Offer"),
         ("keep", lambda turn: [1], "a list; expected a dict"),
         ("train", lambda turn, local: None, "a NoneType; expected a Trained"),
         ("stays", lambda neurons: ["fc.weight"], "a list; expected a frozenset"),
-        ("combine", lambda state: 3, "a int; expected a Accumulator"),
+        ("combine", lambda state: 3, "an int; expected an Accumulator"),
         ("server", lambda extra, replies: None, "a NoneType; expected a dict"),
     ],
 )

@@ -126,8 +126,8 @@ def test_a_model_of_one_s_own_may_lie_in_a_package(here: Path) -> None:
         ("none_such:build", "no module named none_such is installed or in"),
         ("none_such.nets:build", "no module named none_such is installed or in"),
         ("my_nets:none_such", r"my_nets\.py has no none_such$"),
-        ("my_nets:SIZE", "it is a int; expected a function that returns the model"),
-        ("my_nets:size", "it returned a int; expected a torch.nn.Module"),
+        ("my_nets:SIZE", "it is an int; expected a function that returns the model"),
+        ("my_nets:size", "it returned an int; expected a torch.nn.Module"),
         ("my_nets:wide", "function without arguments; missing .* 'width'"),
     ],
 )

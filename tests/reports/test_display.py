@@ -1,4 +1,5 @@
 import io
+import re
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ def test_in_a_pipe_a_round_is_a_plain_line(capsys: pytest.CaptureFixture[str]) -
     run = watched("mine", rounds=2, judge__every=2)
     captured = capsys.readouterr()
     assert captured.out == ""
-    first, second = captured.err.splitlines()
+    preparing, first, second = captured.err.splitlines()
+    assert preparing == "mine preparing: data, model"
     assert first.startswith("mine round 1/2  personal ")
     assert "global -" in first
     assert second.startswith("mine round 2/2")
@@ -51,6 +53,24 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "━" in shown
     assert "6 on, 0 stopped" in shown
     assert shown.endswith("\x1b[?25h")  # the cursor is there again
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_time_left_is_shown_at_any_width(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        display,
+        "Console",
+        lambda **_: Console(file=screen, force_terminal=True, width=width),
+    )
+    watched(rounds=2)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    last = re.split(r"[\r\n]+", shown.rstrip())[-1]
+    assert re.search(r"2/2 personal .* 0:00:00\s*$", last)
+    assert ("6 on, 0 stopped" in last) == (width == 120)
+    assert ("kB" in last) == (width > 60)
 
 
 def test_a_quiet_display_has_no_bar_on_a_terminal_either(

@@ -1,14 +1,17 @@
 """How far a comparison is can be read from its folder alone."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import fedspu
 from fedspu.errors import StorageError
 from fedspu.sweeps.compare import Watcher
-from fedspu.sweeps.display import headline, picture
+from fedspu.sweeps.display import SweepDisplay, headline, picture
 from fedspu.sweeps.progress import (
     Following,
     PlannedRun,
@@ -48,6 +51,56 @@ def test_a_run_takes_as_long_as_it_did_and_others_as_their_kind_did() -> None:
     assert left(*known, run("waiting", kind="slow")) == 30.0
     assert left(*known, run("waiting", kind="new")) == 20.0  # as all others
     assert left(*known) == 0.0
+
+
+def test_the_time_left_counts_what_runs_need_before_their_first_round() -> None:
+    known = run("finished", 10, 10.0)
+    starting = replace(run("playing"), starting=1.5)
+
+    def left_of(*runs: RunProgress) -> float | None:
+        return Progress([known, *runs], 1, startup=4.0).seconds_left
+
+    assert left_of(run("waiting")) == 14.0
+    assert left_of(starting) == 12.5
+    assert left_of(replace(starting, starting=60.0)) == 10.0
+    assert left_of(run("playing", 5, 5.0)) == 5.0
+
+
+def test_a_run_that_has_begun_is_shown_before_its_folder_is_there(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    seen: list[Progress] = []
+
+    class Looking(SweepDisplay):
+        def begin(self, run: Any) -> None:
+            assert self._following is not None
+            super().begin(run)
+            seen.append(self._following.read())
+
+    fedspu.compare(
+        *(["local"], given),
+        out=tmp_path / "out",
+        seeds=[0, 1],
+        parallel=1,
+        watcher=Looking(),
+    )
+    first, second = seen
+    assert [run.state for run in first.runs] == ["playing", "waiting"]
+    assert first.runs[0].starting is not None
+    assert first.startup == 0.0
+    assert [run.state for run in second.runs] == ["finished", "playing"]
+    assert second.startup > 0.0
+    screen = Console(width=100, record=True, file=io.StringIO())
+    screen.print(picture(first))
+    assert "starting: model, data …" in screen.export_text()
+
+
+def test_a_plan_that_is_removed_leaves_the_last_picture(tmp_path: Path) -> None:
+    shown = SweepDisplay()
+    shown._following = Following(tmp_path)  # there is no plan in it any more
+    screen = Console(width=100, record=True, file=io.StringIO())
+    screen.print(shown._shown())
+    assert "no comparison" not in screen.export_text()
 
 
 def test_runs_share_the_machine_but_none_is_shorter_than_itself() -> None:

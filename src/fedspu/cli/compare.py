@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedspu.cli.console import INTERRUPTED, complain
+from fedspu.cli.console import INTERRUPTED, complain, saying_where
 from fedspu.cli.flags import numbers, whole_numbers, with_settings
+from fedspu.cli.run import default_rounds
 from fedspu.errors import SettingsError
 
 FORMS = ("table", "md", "csv", "tex", "json")
@@ -104,7 +105,9 @@ def compare(
     # Wrong settings are refused before PyTorch is imported.
     first = {name: values[0] for name, values in sweep["vary"].items()}
     for method in sweep.get("methods", ["fedspu"]):
-        resolve({**given, **first, **method_settings(method)})
+        settings = resolve({**given, **first, **method_settings(method)})
+    if "rounds" not in {*given, *sweep["vary"]} and chosen == "table":
+        typer.echo(default_rounds(settings), err=True)
 
     from fedspu.sweeps.compare import compare as play
     from fedspu.sweeps.display import SweepDisplay
@@ -122,10 +125,11 @@ def compare(
     except KeyboardInterrupt:
         complain("interrupted; the same command resumes where it stopped")
         sys.exit(INTERRUPTED)
-    print_comparison(found, chosen)
-    if chosen == "table":
-        typer.echo(f"Runs, and this table as txt, md, csv, tex and json: {out}")
-        typer.echo(f"Report, with curves and every client: {out / 'report.html'}")
+    with saying_where(f"the results are in {out}"):
+        print_comparison(found, chosen)
+        if chosen == "table":
+            typer.echo(f"Runs, and this table as txt, md, csv, tex and json: {out}")
+            typer.echo(f"Report, with curves and every client: {out / 'report.html'}")
 
 
 def check_form(form: str) -> str:

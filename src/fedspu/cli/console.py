@@ -1,31 +1,46 @@
 """What the command prints besides its results: errors and warnings."""
 
+import codecs
 import errno
 import os
+import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
-
-from rich.console import Console
-
-from fedspu.settings_text import one_line
 
 INTERRUPTED = 130
 """The exit code of a command ended by Ctrl-C."""
 
 
-def complain(text: str) -> None:
-    """Say in one line what went wrong."""
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escaped(text)}")
+def complain(text: str, command: str = "") -> None:
+    """Say in one line what went wrong.
+
+    What to type next follows; on a line of its own where it would be broken.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    line = f"[bold red]error:[/] {escaped(text)}"
+    if not command:
+        console.print(line)
+    elif len(f"error: {text} `{command}`") <= console.width or not console.is_terminal:
+        console.print(f"{line} `{escaped(command)}`")
+    else:
+        console.print(line)
+        console.print(f"  {escaped(command)}")
 
 
 def escaped(text: str) -> str:
     """Text on one line, with its brackets escaped: rich takes them for markup."""
+    from fedspu.settings_text import one_line
+
     return one_line(text).replace("[", "\\[")
 
 
@@ -34,12 +49,42 @@ def plain_warnings() -> Iterator[None]:
     """Show a warning as one line, without the place in the code."""
 
     def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        from rich.console import Console
+
         console = Console(stderr=True, soft_wrap=True)
         console.print(f"[yellow]warning:[/] {escaped(str(message))}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+# Ctrl-C -------------------------------------------------------------------------------
+
+PATIENCE = 10.0
+"""Seconds that a command may take to end before another Ctrl-C counts."""
+
+
+@contextmanager
+def one_interrupt() -> Iterator[None]:
+    """The first Ctrl-C ends the command; more of them do not disturb its end."""
+    before = signal.getsignal(signal.SIGINT)
+    is_usual = before is signal.default_int_handler  # not ignored, nor somebody else's
+    if not is_usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ends = [0.0]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() > ends[0]:
+            ends[0] = time.monotonic() + PATIENCE
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN if ends[0] else before)
 
 
 # Output -------------------------------------------------------------------------------
@@ -49,12 +94,12 @@ def plain_warnings() -> Iterator[None]:
 def whole_output() -> Iterator[None]:
     """Print in any encoding; say in a line that output cannot be written.
 
-    Where an encoding lacks a letter, there is a question mark. Who reads from a pipe
-    may stop at any line.
+    Where an encoding lacks a letter, there is a plain one, or a question mark. Who
+    reads from a pipe may stop at any line.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):  # a stream of some other kind
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+            stream.reconfigure(errors=PLAIN)  # type: ignore[union-attr]
     try:
         yield
         sys.stdout.flush()
@@ -63,9 +108,36 @@ def whole_output() -> Iterator[None]:
             raise
         _close_output()
         if error.errno != errno.EPIPE:
-            complain(f"the output cannot be written: {error.strerror}")
+            where = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+            complain(f"the output cannot be written: {error.strerror}{where}")
         sys.exit(2)
 
+
+@contextmanager
+def saying_where(results: str) -> Iterator[None]:
+    """If what is printed here cannot be written, say where the results are."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        error.add_note(results)
+        raise
+
+
+PLAIN = "fedspu.plain"
+LETTERS = {"±": "+/-", "≈": "~", "…": "...", "λ": "lambda", "×": "x", "★": "*"}
+LETTERS |= {"█": "#", "▓": "#", "▒": "+", "░": "-", "·": ".", "─": "-", "━": "-"}
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """Letters that an encoding lacks, as plain ones."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(LETTERS.get(letter, "?") for letter in lacking), error.end
+
+
+codecs.register_error(PLAIN, _plainly)
 
 _OF_OUTPUT = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF, errno.EDQUOT)
 

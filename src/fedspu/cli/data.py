@@ -13,6 +13,7 @@ from fedspu.cli.flags import Json, Task
 from fedspu.errors import DataError, SettingsError
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Data sets: list them, fetch their files, check what is in them.",

@@ -14,6 +14,7 @@ from fedspu.cli.flags import Json, with_settings
 from fedspu.errors import DeploymentError, SettingsError
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="A real server and real devices, with Flower (extra: flower). Start with "

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -89,11 +90,14 @@ def with_settings(
         def wrapped(**values: Any) -> None:
             config, overrides = values.pop("config"), values.pop("set_")
             given = _read(config, overrides, instead, extra, as_given)
+            of_file = set(given) if config and not overrides else set()
             for name, setting in names.items():
                 value = values.pop(name)
                 if value is not None:
                     given[setting] = _value(value, setting, kinds[setting])
-            command(with_whole_paths(given, Path(), as_given), **values)
+                    of_file.discard(setting)
+            with _naming(config, of_file):
+                command(with_whole_paths(given, Path(), as_given), **values)
 
         arguments = [p for p in own if _is_argument(p)]
         options = [p for p in own if not _is_argument(p)]
@@ -107,6 +111,18 @@ def with_settings(
         return made
 
     return decorate
+
+
+@contextmanager
+def _naming(config: Path | None, names: Collection[str]) -> Iterator[None]:
+    """Name the file in an error about one of its settings."""
+    try:
+        yield
+    except SettingsError as error:
+        text = str(error)
+        if any(re.search(rf"(?<![\w.]){re.escape(n)}(:| =)", text) for n in names):
+            raise type(error)(f"{text} (in {config})") from error
+        raise
 
 
 def _is_argument(parameter: Parameter) -> bool:

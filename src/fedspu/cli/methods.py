@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedspu.cli.flags import Json
+from fedspu.errors import MethodError
 
 
 def methods(
@@ -48,10 +50,31 @@ def methods(
 
 def _check(method: str, as_json: bool) -> None:
     """Print what each law found; exit code 2 if one is broken."""
+    from fedspu.methods import make_method
+    from fedspu.settings import MethodSettings
+
+    make_method(MethodSettings(name=method))  # a wrong name is told at once
+
     from fedspu import conformance
 
-    with Console(stderr=True).status(f"trying the laws on {method} …"):
-        found = conformance.examine(method)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(
+            f"trying {len(conformance.LAWS)} laws on {method} …", markup=False
+        )
+    with console.status(f"trying the laws on {method} …") as status:
+
+        def watch(law: str, model: str, number: int, of: int) -> None:
+            status.update(escape(f"{number} of {of}, on {model}: {law}"))
+
+        found = []
+        for finding in conformance.one_by_one(method, watch=watch):
+            if finding.why_unchecked is not None:
+                raise MethodError(
+                    f"{method} cannot be checked: its run on {finding.model} ended "
+                    f"with {finding.why_unchecked}"
+                )
+            found.append(finding)
     broken = [finding for finding in found if finding.violation is not None]
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in found], indent=2))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from fedspu.cli.flags import Examples, Input, Json, Model, Task, shares
 from fedspu.errors import ModelError
@@ -55,6 +56,9 @@ def neurons(
         found = {"groups": [asdict(group) for group in table.groups]}
         typer.echo(json.dumps({**found, "active": counts}, indent=2))
         return
-    console = Console(soft_wrap=True)
+    console = Console()
     for part in neuron_tables(table, counts):
-        console.print(part)
+        if isinstance(part, Table):
+            for column in part.columns:
+                column.overflow = "fold"  # a name that is cut is of no use
+        console.print(part, soft_wrap=not isinstance(part, Table))

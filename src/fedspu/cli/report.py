@@ -7,6 +7,7 @@ import typer
 
 from fedspu.cli.compare import FORMS, check_form, print_comparison
 from fedspu.cli.console import escaped
+from fedspu.cli.flags import SETTINGS
 from fedspu.errors import SettingsError, StorageError
 
 
@@ -57,7 +58,7 @@ def report(
     check_form(form)
     for path in paths:
         if not path.is_dir():
-            raise StorageError(f"{path}: no such folder")
+            raise StorageError(f"{path}: no such folder{_there_are()}")
     if html is None and form == "table":
         html = _default_file(paths)
     if html is not None:
@@ -87,6 +88,23 @@ def report(
     if found.cases:
         print_comparison(found, form)
     _write(found, html, plots, form)
+
+
+MOST_LISTED = 8
+
+
+def _there_are() -> str:
+    """The folders in runs/ that can be reported, in words."""
+    marks = (SETTINGS, "sweep.json")
+    found = sorted(
+        str(path)
+        for path in Path("runs").glob("*")
+        if any((path / mark).is_file() for mark in marks)
+    )
+    if not found:
+        return "; there is no run folder in runs/ either: `fedspu run` makes one"
+    more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+    return f"; there are {', '.join(found[:MOST_LISTED])}{more}"
 
 
 def _default_file(paths: list[Path]) -> Path:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedspu.cli.console import INTERRUPTED, complain
+from fedspu.cli.console import INTERRUPTED, complain, saying_where
 from fedspu.cli.flags import Json, with_settings
 from fedspu.errors import SettingsError
 from fedspu.settings import Settings
@@ -59,7 +59,7 @@ def run(
 
     fedspu run --early-stopping --capacities 0.2,0.5,1
 
-    fedspu run --model mypackage.mymodule:build --data arrays:my.npz --lr 0.01
+    fedspu run --model mypackage.mymodule:build --data arrays:my.npz --rounds 20
 
     fedspu run experiment.toml --set train.momentum=0.9
 
@@ -109,30 +109,34 @@ def run(
             was_finished = _look_at(resume, display)
             result = runs.resume(resume, watch=watch, trust=trust, **changes)
         else:
+            if "rounds" not in given:
+                display.note(default_rounds(settings))
             result = runs.simulate(settings, watch=watch)
     if tracking is not None:
         tracking.close(result.summary)
-    if result.plan.task.has_classes and len(result.examples.data.y.unique()) == 1:
-        warnings.warn(
-            "all examples have the same class: there is nothing to learn; look at y",
-            stacklevel=2,
-        )
-    if as_json:
-        typer.echo(json.dumps(result.summary, indent=2))
-    if is_quiet:
-        return
-    console = Console(soft_wrap=True)
-    console.print(run_table(result.summary))
-    if profile:
-        console.print(time_table(result.times, result.summary["workers"]))
-    if was_finished and not changes["rounds"]:
-        console.print(
-            f"{path} was finished already, and nothing was played; --rounds plays more",
-            markup=False,
-        )
-    console.print(f"Results and models: {path}", markup=False)
-    console.print(f"Curves and clients: `fedspu report {path}`", markup=False)
-    console.print(f"Next: {_suggest(result.summary, path)}", markup=False)
+    with saying_where(f"the results are in {path}"):
+        if as_json:
+            typer.echo(json.dumps(result.summary, indent=2))
+        if is_quiet:
+            return
+        console = Console(soft_wrap=True)
+        console.print(run_table(result.summary))
+        if profile:
+            console.print(time_table(result.times, result.summary["workers"]))
+        if was_finished and not changes["rounds"]:
+            console.print(
+                f"{path} was finished already, and nothing was played; --rounds plays "
+                "more",
+                markup=False,
+            )
+        console.print(f"Results and models: {path}", markup=False)
+        console.print(f"Curves and clients: `fedspu report {path}`", markup=False)
+        console.print(f"Next: {_suggest(result.summary, path)}", markup=False)
+
+
+def default_rounds(settings: Settings) -> str:
+    """How many rounds will be played, where nobody said how many."""
+    return f"{settings.rounds} rounds (the default); --rounds plays fewer or more"
 
 
 TINY_ALPHA = 1e-3
@@ -157,12 +161,15 @@ def _doubts(settings: Settings) -> Iterator[str]:
 
 def _look_at(path: Path, display: Any) -> bool:
     """Whether a run is finished; the display begins with what it has exchanged."""
-    from fedspu.federation.storage.saved_run import SavedRun
+    from fedspu.federation.storage.saved_run import SavedRun, last_whole
 
-    saved = SavedRun(path)
-    lines = saved.lines("rounds.jsonl")
+    def read(saved: SavedRun) -> tuple[list[dict[str, Any]], bool]:
+        return saved.lines("rounds.jsonl"), saved.is_finished
+
+    with warnings.catch_warnings(action="ignore"):  # resuming warns of damage itself
+        lines, is_finished = last_whole(path, read)
     display.exchanged = sum(line["bytes_down"] + line["bytes_up"] for line in lines)
-    return saved.is_finished
+    return is_finished
 
 
 def _refuse_changes(path: Path, given: dict[str, Any]) -> None:
@@ -196,8 +203,8 @@ def _saying_how_to_resume(path: Path) -> Iterator[None]:
             saved = SavedRun(path)
             trust = " --trust" if saved.names_code else ""
             complain(
-                f"interrupted; rounds up to {saved.round} are saved. Resume with "
-                f"`fedspu run --resume {path}{trust}`"
+                f"interrupted; rounds up to {saved.round} are saved. Resume with",
+                f"fedspu run --resume {path}{trust}",
             )
             sys.exit(INTERRUPTED)
         raise

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspu.cli.flags import Json
+from fedspu.data import DATASETS, usage
 from fedspu.methods import CATALOGUE
 from fedspu.settings import Settings, known_fields
 
@@ -16,8 +17,8 @@ from fedspu.settings import Settings, known_fields
 def settings(as_json: Json = False) -> None:
     """List every setting: its meaning, its default (mostly the paper's) and its flag.
 
-    In a TOML file, the part before the dot is a table. A data set may have its own
-    defaults: model, learning rate and batch size depend on it.
+    In a TOML file, the part before the dot is a table. Data sets have defaults of their
+    own, which are listed last; the default data set, digits, is one of them.
     """
     rows = list(setting_rows())
     if as_json:
@@ -42,7 +43,20 @@ def settings(as_json: Json = False) -> None:
         table.add_row(
             f"[bold]{row['name']}[/]{flag}", f"{who} {about}{default}".lstrip()
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print("\nDefaults of data sets, which replace those above:", style="bold")
+    for name, values in own_defaults().items():
+        console.print(f"  {name}: {values}", markup=False, highlight=False)
+
+
+def own_defaults() -> dict[str, str]:
+    """The default settings of each data set that has any, in words."""
+    return {
+        usage(name): ", ".join(f"{key} = {v}" for key, v in source.defaults.items())
+        for name, source in DATASETS.items()
+        if source.defaults
+    }
 
 
 def setting_rows() -> Iterator[dict[str, Any]]:

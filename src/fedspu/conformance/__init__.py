@@ -11,13 +11,14 @@ To run them as tests, from a shell::
     FEDSPU_METHOD=package.module:record pytest --pyargs fedspu.conformance
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from fedspu.conformance.cases import ENGINES, Case, MakeEngine, Setup
 from fedspu.conformance.laws import LAWS, Law, Violation
+from fedspu.conformance.laws.law import in_words
 from fedspu.conformance.nets import MODELS, made_examples
 from fedspu.errors import SettingsError
 from fedspu.federation.plan import Build
@@ -39,17 +40,26 @@ __all__ = [
     "check",
     "examine",
     "laws_for",
+    "one_by_one",
 ]
+
+
+Watch = Callable[[str, str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one law on one model; ``violation`` is None if the law holds."""
+    """The result of one law on one model; ``violation`` is None if the law holds.
+
+    ``why_unchecked``: the error that ended the law's run, so that nobody knows whether
+    the law holds; it then counts as a violation too.
+    """
 
     law: str
     model: str
     violation: str | None
     seconds: float
+    why_unchecked: str | None = None
 
 
 def check(
@@ -98,6 +108,34 @@ def examine(
     settings: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
     """The result of every law on every model; takes the arguments of ``check``."""
+    return list(
+        one_by_one(
+            method,
+            model,
+            data,
+            reading=reading,
+            leave_out=leave_out,
+            engines=engines,
+            settings=settings,
+        )
+    )
+
+
+def one_by_one(
+    method: Method | str,
+    model: Build | None = None,
+    data: tuple[Any, Any] | None = None,
+    *,
+    reading: str | None = None,
+    leave_out: Iterable[str] = (),
+    engines: tuple[MakeEngine, ...] = ENGINES,
+    settings: Mapping[str, Any] | None = None,
+    watch: Watch = lambda law, model, number, of: None,
+) -> Iterator[Finding]:
+    """What ``examine`` gives, as soon as each is known.
+
+    ``watch`` is called before each law, with its name, the model, and how far it is.
+    """
     record = _record(method, reading) if isinstance(method, str) else method
     if (model is None) != (data is None):
         raise SettingsError(
@@ -114,7 +152,10 @@ def examine(
     cases = [Case(record, setup) for setup in setups]
     for case in cases:
         _ = case.prepared  # an unusable model or data raises the same error as in a run
-    return [_try(law, name, case) for case in cases for name, law in laws.items()]
+    tries = [(case, name) for case in cases for name in laws]
+    for number, (case, name) in enumerate(tries, 1):
+        watch(name, case.setup.name, number, len(tries))
+        yield _try(laws[name], name, case)
 
 
 def _record(name: str, reading: str | None) -> Method:
@@ -134,9 +175,10 @@ def laws_for(method: Method, leave_out: Iterable[str] = ()) -> dict[str, Law]:
 
 
 def _try(law: Law, name: str, case: Case) -> Finding:
-    start, violation = perf_counter(), None
+    start, violation, why = perf_counter(), None, None
     try:
         law(case)
     except Violation as found:
         violation = str(found)
-    return Finding(name, case.setup.name, violation, perf_counter() - start)
+        why = None if found.__cause__ is None else in_words(found.__cause__)
+    return Finding(name, case.setup.name, violation, perf_counter() - start, why)

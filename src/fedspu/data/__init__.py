@@ -178,8 +178,17 @@ def find_source(name: str) -> tuple[Source, str]:
     return source, file
 
 
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt", ".npy", ".pt")
+"""Files that people have data in, and that are not read."""
+
+
 def _meant(name: str) -> str:
     """What a path without its kind probably is."""
+    if (kind := Path(name).suffix.lower()) in TABLES:
+        return (
+            f"; {kind} files are not read: make an .npz of it with NumPy, as in "
+            "np.savez('my.npz', x=x, y=y), and use arrays:my.npz"
+        )
     if name.lower().endswith(".npz"):
         return f" (did you mean arrays:{name}?)"
     if Path(name).is_dir():

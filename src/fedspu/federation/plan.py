@@ -18,7 +18,7 @@ from fedspu.federation.guards.accountant import check_installed
 from fedspu.federation.guards.choices import check_guard
 from fedspu.imports import call
 from fedspu.methods.method import ClientRound, Method, Remodel, answered
-from fedspu.neurons.blocks import state_of
+from fedspu.neurons.blocks import is_finite, state_of
 from fedspu.neurons.choose import as_fraction
 from fedspu.neurons.mapping import map_neurons
 from fedspu.neurons.table import Active, Blocks, Neurons, State
@@ -190,7 +190,8 @@ def make_plan(
     neurons = map_neurons(model, sample.x)
     capacities = capacities_of(settings)
     distinct = tuple(sorted(set(capacities)))
-    _note_narrow(neurons, distinct[0])
+    if method.uses_capacity:
+        _note_narrow(neurons, distinct[0])
     if method.remodel is not None:
         build = Remodelled(build, method.remodel, neurons, distinct, sample.x)
         model, neurons = method.remodel(model, neurons, distinct, sample.x)
@@ -254,6 +255,12 @@ def _check_model(model: nn.Module, task: Task, sample: Sample) -> None:
         check_output(task, output, sample.y, sample.num_outputs)
     except ModelError as error:
         raise ModelError(f"{error} (data: {sample.name})") from None
+    for name, values in model.named_parameters():
+        if not is_finite(values):
+            raise ModelError(
+                f"{name} of the new model is not finite (NaN or infinite) before any "
+                "training; look at how the model sets its first weights"
+            )
 
 
 def _check_augmentation(train: TrainSettings, task: Task, sample: Sample) -> None:

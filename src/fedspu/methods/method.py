@@ -17,6 +17,7 @@ from fedspu.neurons.blocks import merge, state_of
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.table import Active, Blocks, Neurons, Payload, State
 from fedspu.random_streams import generator, stream_key
+from fedspu.settings_text import with_article
 from fedspu.tasks.task import Task
 from fedspu.training.epochs import LocalTraining, train
 
@@ -237,6 +238,13 @@ class Method:
         return self.keep is what_was_offered
 
     @property
+    def uses_capacity(self) -> bool:
+        """Whether a client's p makes any difference."""
+        is_whole = self.offer is None or self.offer is all_neurons
+        trains_all = is_whole and self.keep is what_was_offered
+        return not trains_all or self.remodel is not None
+
+    @property
     def exchanges(self) -> bool:
         """Whether anything crosses between server and clients."""
         return self.offer is not None
@@ -249,8 +257,9 @@ def answered(method: Method, name: str, value: Any, kind: type[Found]) -> Found:
     """What a function of a method returned; refuses any other kind of thing."""
     if not isinstance(value, kind):
         raise MethodError(
-            f"method {method.name!r}: its {name} returned a {type(value).__name__}; "
-            f"expected a {kind.__name__}; docs/write-a-method.md says more"
+            f"method {method.name!r}: its {name} returned "
+            f"{with_article(type(value).__name__)}; expected "
+            f"{with_article(kind.__name__)}; docs/write-a-method.md says more"
         )
     return value
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedspu.errors import DataError, ModelError
 from fedspu.imports import call, find_object, is_place
-from fedspu.settings_text import nearest
+from fedspu.settings_text import nearest, with_article
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,7 +78,7 @@ def build(name: str, num_outputs: int | None = None) -> "nn.Module":
     model = _call_bare(maker, name)
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"model = {name!r}: it returned a {type(model).__name__}; "
+            f"model = {name!r}: it returned {with_article(type(model).__name__)}; "
             "expected a torch.nn.Module"
         )
     return model
@@ -94,12 +94,25 @@ def find(name: str) -> Callable[..., Any]:
         maker = import_module(f"{__name__}.hf").build
     else:
         maker = find_object(name, "model", ModelError)
+        _refuse_model(maker, name)
     if not callable(maker):
         raise ModelError(
-            f"model = {name!r}: it is a {type(maker).__name__}; expected a function "
-            "that returns the model"
+            f"model = {name!r}: it is {with_article(type(maker).__name__)}; expected a "
+            "function that returns the model"
         )
     return maker  # type: ignore[no-any-return]  # build() checks what it returns
+
+
+def _refuse_model(maker: Any, name: str) -> None:
+    """Refuse a model itself: a run needs new ones."""
+    from torch import nn
+
+    if isinstance(maker, nn.Module):
+        raise ModelError(
+            f"model = {name!r}: it is {with_article(type(maker).__name__)} itself; "
+            "name the function that builds it, new at each call: "
+            "def build(): return Net(10)"
+        )
 
 
 def _call_bare(maker: Callable[..., Any], name: str) -> Any:

@@ -118,12 +118,10 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "mean", _numbers(found["mean"])
         yield "deviation", _numbers(found["deviation"])
     if found["kind"] == "uint8":
-        scaling = found["scaling"]
-        yield (
-            "a model takes",
-            f"(x / 255 - {_numbers(scaling['mean'])}) / "
-            f"{_numbers(scaling['deviation'])}",
-        )
+        mean, deviation = found["scaling"]["mean"], found["scaling"]["deviation"]
+        scaled = f"(x / 255 - {_numbers(mean)}) / {_numbers(deviation)}"
+        is_plain = set(mean) == {0.0} and set(deviation) == {1.0}
+        yield "a model takes", "x / 255" if is_plain else scaled
     if found["owners"] is not None:
         yield "owners", f"{found['owners']:,}"
     sources = found["sources"]

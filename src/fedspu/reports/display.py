@@ -1,6 +1,7 @@
 """A run's progress while it is played: a live bar on a terminal, else plain lines."""
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -16,6 +17,9 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
 from fedspu.units import size
 
+BAR, TIME_LEFT, GAPS = 12, 7, 4
+"""Columns of the bar, of the time left, and between the five parts of a line."""
+
 
 class Display:
     """Shows a run's progress; use it as a context, and pass ``watch`` to the run."""
@@ -30,7 +34,7 @@ class Display:
         if self.console.is_terminal and not is_quiet:
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=BAR),
                 TextColumn("{task.fields[place]}"),
                 TextColumn("{task.fields[news]}"),
                 TimeRemainingColumn(),
@@ -46,6 +50,8 @@ class Display:
                 place="",
             )
             self._bar.start()
+        elif not self.is_quiet:
+            self._say(f"{self.label} preparing: data, model".lstrip())
         return self
 
     def __exit__(
@@ -55,7 +61,20 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         if self._bar:
+            if kind is not None and self._begun is None:
+                self._bar.update(self._task, visible=False)
             self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """Say something, above the bar if there is one."""
+        if self._bar:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif not self.is_quiet:
+            self._say(text)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201  # this is the display
 
     def watch(self, plan: Plan, played: Round) -> None:
         """Show one round."""
@@ -68,11 +87,11 @@ class Display:
         shown = (
             f"personal {show(personal and personal.test)}",
             f"global {show(global_ and global_.test)}",
-            f"{going} on, {stopped} stopped",
             size(self.exchanged),
+            f"{going} on, {stopped} stopped",
         )
         t, rounds = played.federation.round, plan.settings.rounds
-        label = f"{self.label} round".lstrip()
+        label, place = f"{self.label} round".lstrip(), f"{t}/{rounds}"
         if self._bar:
             if self._begun is None:
                 self._bar.update(self._task, visible=False)
@@ -82,9 +101,17 @@ class Display:
             self._bar.update(
                 self._begun,
                 completed=t,
-                news="  ".join(shown),
-                place=f"{t}/{rounds}",
+                news=_fitting(shown, self.console.width - len(label + place)),
+                place=place,
             )
         elif not self.is_quiet:
-            line = "  ".join((*shown[:2], f"clients {shown[2]}", shown[3]))
-            print(f"{label} {t}/{rounds}  {line}", file=sys.stderr)  # noqa: T201  # this is the display
+            line = "  ".join((*shown[:2], f"clients {shown[3]}", shown[2]))
+            self._say(f"{label} {place}  {line}")
+
+
+def _fitting(news: Sequence[str], width: int) -> str:
+    """As much news as fits beside the bar and the time left; the first first."""
+    room = width - BAR - TIME_LEFT - GAPS
+    while len(news) > 1 and len("  ".join(news)) > room:
+        news = news[:-1]
+    return "  ".join(news)

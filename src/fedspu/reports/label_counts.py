@@ -24,7 +24,7 @@ SHADES = ((0.75, "█"), (0.5, "▓"), (0.25, "▒"), (0.05, "░"), (0.0, "·")
 LEGEND = "share of a client's examples:  · some  ░ 5 %  ▒ 25 %  ▓ 50 %  █ 75 % or more"
 
 MAX_ROWS = 30
-MAX_CELL = 6
+MAX_CELL, MAX_NAMED_CELL = 6, 16
 MIN_BAR, MAX_BAR = 5, 24
 MAX_NAMES = 40
 
@@ -80,15 +80,19 @@ class Columns:
         return max(1, self.cell - 1)
 
 
-def fit_columns(found: LabelCounts, width: int) -> Columns:
-    """The widest cells that fit; if classes are too many, several share a cell."""
+def fit_columns(found: LabelCounts, width: int, longest: int = 0) -> Columns:
+    """The widest cells that fit; if classes are too many, several share a cell.
+
+    ``longest``: letters of the longest name of a class, for which cells may be wider.
+    """
     num_clients, num_classes = found.counts.shape
     client = max(len("client"), len(str(num_clients - 1)))
     size = max(len("examples"), len(f"{found.sizes.max():,}"))
     room = max(1, width - client - size - 4)
     per_cell = ceil(num_classes / room)
     num_cells = ceil(num_classes / per_cell)
-    cell = max(1, min(MAX_CELL, (room - MIN_BAR - 1) // num_cells))
+    most = max(MAX_CELL, min(longest + 1, MAX_NAMED_CELL))
+    cell = max(1, min(most, (room - MIN_BAR - 1) // num_cells))
     bar = min(MAX_BAR, room - cell * num_cells - 1)
     return Columns(client, cell, per_cell, size, bar if bar >= MIN_BAR else 0)
 
@@ -96,7 +100,7 @@ def fit_columns(found: LabelCounts, width: int) -> Columns:
 def picture(found: LabelCounts, names: Sequence[str], width: int) -> list[Text]:
     """A line for each client (or a sample of them), a shade for each of its classes."""
     num_clients, num_classes = found.counts.shape
-    columns = fit_columns(found, width)
+    columns = fit_columns(found, width, max(map(len, names), default=0))
     shown = sample(num_clients, MAX_ROWS)
     head = _heading(names, num_classes, columns) if found.has_classes else ""
     lines = [

@@ -7,7 +7,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedspu.units import duration, paper_gb, percent, shown, size, titled
+from fedspu.units import duration, percent, shown, size, titled
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
@@ -41,15 +41,16 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_row(
         "exchanged",
         size(exchanged),
-        f"{exchanged:,} bytes, {paper_gb(exchanged)} of the paper's GB; "
-        f"positions {size(summary['index_bytes'])}, first model "
-        f"{size(summary['bytes_initial'])}",
+        f"{exchanged:,} bytes of weights, both ways; besides them "
+        f"{size(summary['index_bytes'])} that say which neurons, and "
+        f"{size(summary['bytes_initial'])} of first models",
     )
+    cpu = duration(summary["train_cpu_seconds"])
     table.add_row(
         "training time",
         duration(summary["train_seconds"]),
-        f"all clients; {duration(summary['critical_seconds'])} if each had "
-        "its own device",
+        f"by the clock, all clients added up ({cpu} of CPU time); "
+        f"{duration(summary['critical_seconds'])} if each had its own device",
     )
     stopped = summary["stopped_clients"]
     rounds = str(summary["rounds_played"])

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -31,6 +32,7 @@ class SweepDisplay(Watcher):
         self._following: Following | None = None
         self._live: Live | None = None
         self._what = ""
+        self._last: RenderableType = Text()
 
     def __enter__(self) -> "SweepDisplay":
         """Show nothing until there is a plan."""
@@ -64,6 +66,13 @@ class SweepDisplay(Watcher):
                 transient=True,
             )
             self._live.start(refresh=True)
+        else:
+            self._say(headline(self._following.read(), self._what))
+
+    def begin(self, run: Planned) -> None:
+        """A run is being prepared: there is no sign of it in the folder yet."""
+        if self._following is not None:
+            self._following.begin(run.path)
 
     def end(self, run: Planned, why: str | None) -> None:
         """Say that a run has ended, where nothing is shown live."""
@@ -75,10 +84,9 @@ class SweepDisplay(Watcher):
 
     def _shown(self) -> RenderableType:
         assert self._following is not None
-        try:
-            return picture(self._following.read(), self._what)
-        except StorageError as error:  # somebody removed it; playing will say more
-            return Text(str(error))
+        with suppress(StorageError):  # it is being removed; playing will say more
+            self._last = picture(self._following.read(), self._what)
+        return self._last
 
     @staticmethod
     def _say(text: str) -> None:
@@ -127,6 +135,8 @@ def picture(found: Progress, what: str = "") -> RenderableType:
 
 def _row(run: RunProgress) -> tuple[RenderableType, ...]:
     score = "" if run.score is None else f"personal {run.score:.3f}"
+    if run.starting is not None:
+        score = "starting: model, data …"
     bar = ProgressBar(total=max(1, run.run.rounds), completed=run.round, width=16)
     return run.run.cell.title, bar, f"{run.round}/{run.run.rounds}", score
 

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from time import monotonic
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
@@ -131,6 +132,7 @@ class RunProgress:
     round: int = 0
     seconds: float = 0.0
     score: float | None = None  # of the personal models
+    starting: float | None = None  # seconds since it began, if it has no round yet
 
     @property
     def rounds_left(self) -> int:
@@ -145,6 +147,7 @@ class Progress:
 
     runs: list[RunProgress]
     parallel: int
+    startup: float = 0.0  # seconds from the beginning of a run to its first round
 
     def count(self, state: State) -> int:
         """How many runs are in this state."""
@@ -168,9 +171,15 @@ class Progress:
             return 0.0
         if not pace.is_known:
             return None
-        times = [run.rounds_left * pace.of(run) for run in left]
+        times = [
+            run.rounds_left * pace.of(run) + max(0.0, self._before_round_1(run))
+            for run in left
+        ]
         # No schedule is shorter than its longest run.
         return max(sum(times) / max(1, self.parallel), *times)
+
+    def _before_round_1(self, run: RunProgress) -> float:
+        return 0.0 if run.round else self.startup - (run.starting or 0.0)
 
     @property
     def is_most(self) -> bool:
@@ -209,11 +218,34 @@ class Following:
         self._rounds: dict[str, _Tail] = {}
         self._times: dict[str, _Tail] = {}
         self._finished: dict[str, RunProgress] = {}
+        self._begun: dict[str, float] = {}  # those without a round yet -> since when
+        self._startups: list[float] = []
+
+    def begin(self, path: Path) -> None:
+        """A run begins now; its folder will be made once its model is ready."""
+        name = path.relative_to(self.out).as_posix()
+        if not path.exists():
+            self._begun[name] = monotonic()
 
     def read(self) -> Progress:
         """How far it is now."""
         plan = read_plan(self.out)
-        return Progress([self._run(run, plan) for run in plan.runs], plan.parallel)
+        runs = [self._starting(self._run(run, plan)) for run in plan.runs]
+        startup = mean(self._startups) if self._startups else 0.0
+        return Progress(runs, plan.parallel, startup)
+
+    def _starting(self, found: RunProgress) -> RunProgress:
+        """The same run, also while nothing of it is in the folder."""
+        name = found.run.name
+        if name not in self._begun:
+            return found
+        elapsed = monotonic() - self._begun[name]
+        if found.round == 0 and found.state in ("waiting", "playing"):
+            return replace(found, state="playing", starting=elapsed)
+        del self._begun[name]
+        if found.round:
+            self._startups.append(max(0.0, elapsed - found.seconds))
+        return found
 
     def _run(self, run: PlannedRun, plan: SweepPlan) -> RunProgress:
         if run.name in self._finished:

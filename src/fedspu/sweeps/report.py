@@ -109,6 +109,7 @@ def _unfinished(path: str) -> Unfinished:
         ),
         metric=metric,
         is_share=is_share,
+        names_code=bool(_code(Path(path))),
     )
 
 
@@ -140,10 +141,14 @@ def _labels(found: Found, given: Given) -> Labels | str:
 
 
 def _names_code(path: Path) -> Mapping[str, str]:
+    named = _code(path)
+    return {name: place for name, place in named.items() if name in CODE_OF_LABELS}
+
+
+def _code(path: Path) -> Mapping[str, str]:
     from fedspu.federation.storage.saved_run import SavedRun
 
-    named = SavedRun(path).names_code
-    return {name: place for name, place in named.items() if name in CODE_OF_LABELS}
+    return SavedRun(path).names_code
 
 
 CODE_OF_LABELS = ("data.name", "task")

@@ -51,6 +51,24 @@ def test_it_is_never_wider_than_the_window(
     assert min(sizes) >= 10  # letters that can be read
 
 
+def test_a_table_that_is_cut_off_says_so(window: Browser, file: Path) -> None:
+    def cut() -> list[list[object]]:
+        found: list[list[object]] = window.run(
+            "return [...document.querySelectorAll('main > section > .scroll')].map("
+            "e => [e.scrollWidth > e.clientWidth, "
+            "getComputedStyle(e, '::before').content])"
+        )
+        return found
+
+    window.resize(500)
+    window.open(file)
+    assert any(is_cut for is_cut, _ in cut())
+    assert all(is_cut == ("scroll" in str(said)) for is_cut, said in cut())
+    window.resize(1280)
+    window.open(file)
+    assert not any("scroll" in str(said) for _, said in cut())
+
+
 def test_the_pointer_shows_the_nearest_value(window: Browser, file: Path) -> None:
     window.resize(1280)
     window.open(file)

@@ -14,7 +14,7 @@ from fedspu.reports.page.curves import steps
 from fedspu.reports.page.facts import PageFacts, Unfinished
 from fedspu.reports.page.html import page
 from fedspu.reports.page.sections import case_sections, pictures
-from fedspu.reports.page.verdict import headline, sentences
+from fedspu.reports.page.verdict import headline, sentences, tiles
 from tests.reports.page.made import a_case, a_page, a_run, some_labels, two_methods
 
 VOID = {"meta", "link", "br", "path", "use"}
@@ -134,13 +134,45 @@ def test_the_verdict_says_best_even_or_too_few() -> None:
     assert "Clearly behind a, on the same clients: b by 40.0 ± 0.0 points." in clear[1]
     even = said(("a", [0.9, 0.5]), ("b", [0.5, 0.8]))
     assert even[0] == "a is ahead, but b cannot be told from it"
-    assert "More seeds would tell." in even[1]
+    assert "More seeds might tell." in even[1]
     one = said(("a", [0.9]), ("b", [0.5]))
     assert one[0] == "a is ahead with 90.0 % personal accuracy, of one seed"
     assert "One seed cannot tell" in one[1]
     alone = said(("a", [0.9]))
     assert alone[0] == "a reaches 90.0 % personal accuracy"
-    assert "Clients' own models do better than the server's single model" in alone[1]
+    assert "one seed cannot tell whether clients' own models are better" in alone[1]
+
+
+def test_the_server_s_model_is_only_worse_where_intervals_are_apart() -> None:
+    def said(far: float) -> str:
+        runs = [a_run("a", seed, 0.9 + seed / 100) for seed in range(3)]
+        for run in runs:
+            score = dict(run.summary)["personal_accuracy"] - far
+            run.summary.update(global_accuracy=score)  # type: ignore[attr-defined]  # a dict
+        return " ".join(sentences(a_case(runs).case))
+
+    assert "has 90.0 ± 2.5 % on the same examples: with 3 seeds, not to be" in said(
+        0.01
+    )
+    assert "Clients' own models do better than the server's" in said(0.2)
+    assert "The server's single model does better than clients' own" in said(-0.2)
+
+
+def test_a_difference_is_shown_with_its_interval() -> None:
+    runs = [
+        a_run(m, i, s)
+        for m, scores in (("a", (0.9, 0.5)), ("b", (0.5, 0.8)))
+        for i, s in enumerate(scores)
+    ]
+    (tile,) = (t for t in tiles(a_case(runs).case) if t.what == "against b")
+    assert tile.value == "+5.0 points"
+    assert re.match(r"± \d+\.\d; the next best", tile.more)
+
+
+def test_commands_in_a_page_s_text_are_code() -> None:
+    text = page(two_methods())
+    assert "`" not in text.split("<script>")[0]
+    assert "<code>fedspu profile</code>" in text
 
 
 def test_a_page_of_runs_that_are_not_finished_says_how_far_they_are() -> None:
@@ -153,6 +185,10 @@ def test_a_page_of_runs_that_are_not_finished_says_how_far_they_are() -> None:
     assert "2 of 20" in text
     assert "40.0 %" in text
     assert "runs/z: no round yet" in text
+    assert "numbers above" not in text
+    assert "<code>fedspu run --resume runs/y</code>" in text
+    trusting = page(PageFacts((), (replace(begun, names_code=True),), ()))
+    assert "<code>fedspu run --resume runs/y --trust</code>" in trusting
 
 
 def test_a_run_that_ended_early_stays_where_it_ended() -> None:

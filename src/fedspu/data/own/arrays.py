@@ -22,7 +22,10 @@ from fedspu.errors import DataError
 from fedspu.ordinary_files import open_ordinary
 from fedspu.tasks.task import IGNORED
 
-WANTED = "expected an .npz file with arrays x (examples) and y (targets)"
+WANTED = (
+    "expected an .npz file with arrays x (examples) and y (targets), as "
+    "np.savez('my.npz', x=x, y=y) writes it"
+)
 MOST_SHOWN = 10  # names of arrays in a message
 
 PADDING = 0

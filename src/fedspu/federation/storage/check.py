@@ -41,6 +41,7 @@ class CheckedRun:
     settings: str = ""
     in_the_way: str = ""
     is_finished: bool = False
+    names_code: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -52,7 +53,8 @@ class CheckedRun:
     def advice(self) -> str:
         """What can be done now."""
         whole = [save.round for save in self.saves if save.is_whole]
-        resume = f"`fedspu run --resume {self.path}`"
+        trust = " --trust" if self.names_code else ""
+        resume = f"`fedspu run --resume {self.path}{trust}`"
         if whole and (self.settings or self.in_the_way):
             return f"Mend that first; then {resume} goes on from round {whole[0]}."
         if whole and self.is_finished and whole[0] == self.saves[0].round:
@@ -85,15 +87,16 @@ def check_run(path: Path) -> CheckedRun:
     except OSError:  # it cannot be written, so nobody is writing it
         pass
     saves = [_check_save(path, t) for t in saved_rounds(path)]
-    settings, is_finished = "", False
+    settings, is_finished, names_code = "", False, False
     for save in saves:
         try:
             found = SavedRun(path, save.round)
         except DamagedError:
             continue
         settings, is_finished = _check_settings(found), found.is_finished
+        names_code = bool(found.names_code)
         break
-    return CheckedRun(path, saves, settings, _in_the_way(path), is_finished)
+    return CheckedRun(path, saves, settings, _in_the_way(path), is_finished, names_code)
 
 
 def _check_save(path: Path, t: int) -> CheckedSave:

@@ -40,6 +40,9 @@ OF_A_ROUND = re.compile(
 )
 """Files of a round; the first group is the round of an index, the second of others."""
 
+SWEEP = "sweep.json"
+"""What the folder of a comparison has; see ``sweeps/progress.py``."""
+
 OLD_INDEX = f"{FOLDER}/federation.json"
 """Where versions 1 and 2 had their index."""
 
@@ -146,7 +149,22 @@ def check_is_run(path: Path) -> None:
     """Refuse a folder without any save."""
     if saved_rounds(path):
         return
+    if not path.exists():
+        raise StorageError(f"{path}: no such folder")
+    if (path / SWEEP).exists():
+        runs = sorted(one.name for one in _listed(path) if (one / FOLDER).is_dir())
+        like = f", like {path / runs[0]}" if runs else ""
+        raise StorageError(
+            f"{path} is a comparison, not a run; name one of its runs{like}"
+        )
     _refuse_old_versions(path)
+    rounds = path / RECORDS[0]
+    if (path / FOLDER).is_dir() and rounds.is_file() and rounds.stat().st_size:
+        raise StorageError(
+            f"{path}: its {FOLDER} is empty, so the run cannot be resumed; "
+            f"{RECORDS[0]} still has what was recorded. Play it again with another "
+            "--out"
+        )
     if (path / SETTINGS).exists() and (path / FOLDER).is_dir():
         raise StorageError(
             f"{path}: the run was ended before its first save, so there is nothing to "

@@ -225,8 +225,11 @@ def _table(facts: CaseFacts, found: dict[str, list[Step]], num_lines: int) -> Ta
     )
 
 
-def unfinished_section(found: tuple[Unfinished, ...]) -> Section:
+def unfinished_section(
+    found: tuple[Unfinished, ...], has_others: bool = True
+) -> Section:
     """Runs that are not finished: how far, and their scores so far."""
+    apart = "These runs have no part in the numbers above. " if has_others else ""
     rows = tuple(
         (
             run.path,
@@ -245,11 +248,17 @@ def unfinished_section(found: tuple[Unfinished, ...]) -> Section:
         charts = (_so_far(drawn, first),)
     return Section(
         "Not finished yet",
-        "These runs have no part in the numbers above. `fedspu report --watch` shows "
-        "how far a comparison is.",
+        f"{apart}To go on: the same `fedspu compare` for a comparison, and "
+        f"`{_resume(found[0])}` for a single run. `fedspu report --watch` shows how "
+        "far a comparison is.",
         charts,
         Table(("run", "method", "seed", "round", "personal score so far"), rows),
     )
+
+
+def _resume(run: Unfinished) -> str:
+    trust = " --trust" if run.names_code else ""
+    return f"fedspu run --resume {run.path}{trust}"
 
 
 MOST_UNFINISHED = 16

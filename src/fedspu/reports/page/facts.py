@@ -86,6 +86,7 @@ class Unfinished:
     played: tuple[tuple[int, float], ...]  # round, personal score
     metric: str
     is_share: bool
+    names_code: bool = False  # which resuming would run
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A report as one HTML file that needs nothing else: no network, no other file."""
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from html import escape
@@ -68,6 +69,11 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
+def _prose(text: str) -> str:
+    """Text with `commands` in it."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
+
+
 def _head(facts: PageFacts) -> Iterator[str]:
     cases = [found.case for found in facts.cases]
     yield "<header>"
@@ -98,7 +104,7 @@ def _head(facts: PageFacts) -> Iterator[str]:
 
 def _lead(case: Case) -> Iterator[str]:
     yield '<ul class="lead">'
-    yield from (f"<li>{escape(sentence)}</li>" for sentence in sentences(case))
+    yield from (f"<li>{_prose(sentence)}</li>" for sentence in sentences(case))
     yield "</ul>"
 
 
@@ -121,11 +127,12 @@ def _body(facts: PageFacts) -> Iterator[str]:
         yield "</section>"
     if facts.unfinished:
         yield '<section class="case">'
-        yield from _section(unfinished_section(facts.unfinished), ids, level=2)
+        section = unfinished_section(facts.unfinished, bool(facts.cases))
+        yield from _section(section, ids, level=2)
         yield "</section>"
     if facts.unreadable:
         yield '<section class="case"><h2>Left out</h2><ul>'
-        yield from (f"<li>{escape(why)}</li>" for why in facts.unreadable)
+        yield from (f"<li>{_prose(why)}</li>" for why in facts.unreadable)
         yield "</ul></section>"
     if facts.cases:
         yield '<section class="case" id="settings"><h2>Settings and environment</h2>'
@@ -149,7 +156,7 @@ def _results(found: CaseFacts) -> Iterator[str]:
             yield f'<h3 class="table">{escape(name.capitalize())}, by capacity</h3>'
         yield from _table(Table(titles, block.rows), name or titles[1], best)
     yield '<ul class="notes">'
-    yield from (f"<li>{escape(note)}</li>" for note in notes([found.case]))
+    yield from (f"<li>{_prose(note)}</li>" for note in notes([found.case]))
     yield "</ul>"
 
 
@@ -170,7 +177,7 @@ def _section(section: Section, ids: Iterator[int], level: int = 3) -> Iterator[s
     number = next(ids)
     yield f'<section aria-labelledby="part-{number}">'
     yield f'<h{level} id="part-{number}">{escape(section.title)}</h{level}>'
-    yield f"<p>{escape(section.about)}</p>"
+    yield f"<p>{_prose(section.about)}</p>"
     if section.pictures:
         is_small = any(getattr(picture, "is_small", 0) for picture in section.pictures)
         yield f'<div class="plots{" small" if is_small else ""}">'
@@ -201,7 +208,7 @@ def _table(table: Table, name: str, best: str | None = None) -> Iterator[str]:
         yield f'<tr{kind}><th scope="row">{escape(first)}</th>{cells}</tr>'
     yield "</tbody></table></div>"
     if table.note:
-        yield f'<p class="note">{escape(table.note)}</p>'
+        yield f'<p class="note">{_prose(table.note)}</p>'
 
 
 def _pairs(table: Table) -> Iterator[str]:

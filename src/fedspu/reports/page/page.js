@@ -81,3 +81,13 @@ function cellsOf(plot, svg) {
         `${cell.textContent} of ${row.cells[row.cells.length - 1].textContent} examples`,
     })));
 }
+
+// Tables that are cut off say so.
+function markCut() {
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.classList.toggle("scrolls", box.scrollWidth > box.clientWidth + 1);
+  }
+}
+addEventListener("resize", markCut);
+addEventListener("toggle", markCut, true);
+markCut();

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedspu.reports.comparison.blocks import heading
+from fedspu.reports.comparison.blocks import heading, value
 from fedspu.reports.comparison.statistics import Case, Row
 from fedspu.units import duration, percent, shown, size, titled
 
@@ -58,7 +58,7 @@ def sentences(case: Case) -> Iterator[str]:
         listed = [f"{row.method} ({_gap(case, row)} behind)" for row in even]
         yield (
             f"Not to be told from {best.method} with {case.num_seeds} seeds: "
-            f"{_and(listed)}. More seeds would tell."
+            f"{_and(listed)}. More seeds might tell."
         )
     if case.num_seeds < 2 and len(case.rows) > 1:
         yield (
@@ -77,17 +77,28 @@ def _server(case: Case, best: Row) -> Iterator[str]:
     """How the server's one model does beside clients' own."""
     if best.global_ is None:
         return
-    ours, theirs = best.personal.mean, best.global_.mean
-    is_better = ours > theirs if case.higher_is_better else ours < theirs
-    score = shown(theirs, case.is_share)
-    if is_better:
+    ours, theirs = best.personal, best.global_
+    is_better = (ours.mean > theirs.mean) == case.higher_is_better
+    score = f"{value(theirs, case.is_share)}{' %' if case.is_share else ''}"
+    far = abs(ours.mean - theirs.mean)
+    if ours.half is None or theirs.half is None:
+        yield (
+            f"The server's single model has {score} on the same examples; one seed "
+            "cannot tell whether clients' own models are better."
+        )
+    elif far < ours.half + theirs.half:
+        yield (
+            f"The server's single model has {score} on the same examples: with "
+            f"{case.num_seeds} seeds, not to be told from clients' own models."
+        )
+    elif is_better:
         yield (
             f"Clients' own models do better than the server's single model, which has "
             f"{score} on the same examples."
         )
     else:
         yield (
-            f"The server's single model does as well or better here: {score} on the "
+            f"The server's single model does better than clients' own: {score} on the "
             "same examples."
         )
 
@@ -102,10 +113,12 @@ def tiles(case: Case) -> Iterator[Tile]:
     rivals = [row for row in case.rows if row.gap is not None]
     if rivals:
         near = min(rivals, key=lambda row: abs(row.gap.estimate.mean if row.gap else 0))
+        gap = near.gap.estimate if near.gap else best.personal
+        about = "" if gap.half is None else f"± {_points(gap.half, share)}; "
         yield Tile(
-            _signed(-near.gap.estimate.mean if near.gap else 0.0, share),
+            _signed(-gap.mean, share),
             f"against {near.method}",
-            "the next best, on the same clients",
+            f"{about}the next best, on the same clients",
         )
     if best.worst_tenth is not None:
         yield Tile(

@@ -61,7 +61,7 @@ def plain_warnings() -> Iterator[None]:
 
 # Ctrl-C -------------------------------------------------------------------------------
 
-PATIENCE = 10.0
+PATIENCE = 3.0
 """Seconds that a command may take to end before another Ctrl-C counts."""
 
 

@@ -74,7 +74,8 @@ def test_paths_are_counted_and_explained() -> None:
         "",
         "How gradients were computed, exact fast, truncated lean, p = 0.5:",
         "   1 only for the active block",
-        "   1 in full, then cut down (small, or without a kernel): b.weight",
+        "   1 in full, then cut down (small, little frozen, or without a kernel): "
+        "b.weight",
         "   1 in full, with neurons that are never frozen: fc.bias (they reach the "
         "model's output)",
     ]

@@ -131,7 +131,7 @@ PATHS = {
     "native": "by compiled code",
     "chain": "by the fast path for small chains",
     "block": "only for the active block",
-    "full": "in full, then cut down (small, or without a kernel)",
+    "full": "in full, then cut down (small, little frozen, or without a kernel)",
     "whole": "in full, with neurons that are never frozen",
     "unused": "not at all",
 }

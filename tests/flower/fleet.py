@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round
@@ -29,6 +30,18 @@ SETTINGS: dict[str, Any] = {
     "train.kernels": "torch",
 }
 NAMES = ("attic", "hall", "kitchen")
+
+
+SCALE, WIDTH = 1.0, 24
+"""Of the frozen layer; a test may change them for one device."""
+
+
+def with_a_frozen_base() -> nn.Module:
+    """A network for digits whose first layer does not train."""
+    base = nn.Linear(64, WIDTH).requires_grad_(False)
+    base.weight *= SCALE
+    top = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 10))
+    return nn.Sequential(nn.Flatten(), base, nn.ReLU(), top)
 
 
 def complete(given: dict[str, Any]) -> Prepared:

@@ -34,14 +34,19 @@ def records(path: Path) -> list[Any]:
     return [json.loads(x) for n in names for x in (path / n).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("method", METHODS)
+FROZEN = "tests.flower.fleet:with_a_frozen_base"
+
+
+@pytest.mark.parametrize(
+    "given", [*({"method.name": name} for name in METHODS), {"model": FROZEN}]
+)
 def test_devices_reach_the_same_bits_as_one_process(
-    method: str, tmp_path: Path
+    given: dict[str, Any], tmp_path: Path
 ) -> None:
-    house = House(tmp_path, {"method.name": method})
+    house = House(tmp_path, given)
     house.start(0, 1, 2)
     last = house.serve().last.federation
-    alone = simulate({**SETTINGS, "method.name": method, "out": tmp_path / "alone"})
+    alone = simulate({**SETTINGS, **given, "out": tmp_path / "alone"})
     assert same_bits(last.global_state, alone.last.federation.global_state)
     assert last.last == alone.last.federation.last
     assert last.stopped == alone.last.federation.stopped
@@ -280,6 +285,39 @@ def test_a_device_with_another_model_is_refused(
     house.serve()
     assert "kitchen cannot take part: its model is not the server's" in caplog.text
     assert all(2 not in played.answers for played in house.seen)
+
+
+@pytest.mark.parametrize("what", ["net", "frozen values"])
+def test_a_device_with_another_model_takes_part_once_that_is_mended(
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = {"clients.per_round": 3, "early_stopping.on": False, "model": FROZEN}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+    change = ("SCALE", -1.0) if what == "frozen values" else ("WIDTH", 23)
+    node = house.nodes["kitchen"]
+    answer = house.grid.answers[node]
+
+    def elsewhere(message: Message) -> Message | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"tests.flower.fleet.{change[0]}", change[1])
+            return answer(message)
+
+    house.grid.answers[node] = elsewhere
+    monkeypatch.setattr(fleet, "AGAIN_SECONDS", 0.0)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 1:
+            house.grid.answers[node] = answer
+
+    house.serve(watch)
+    assert "kitchen cannot take part: its model is not the server's" in caplog.text
+    wanted = {"net": "other neurons", "frozen values": "parameters that never train"}
+    assert wanted[what] in caplog.text
+    assert [len(played.answers) for played in house.seen] == [2, 3, 3]
 
 
 def test_a_device_that_cannot_take_part_is_asked_again_later(

@@ -170,6 +170,7 @@ class Device:
             plan = make_plan(settings, method, task, build, sample)
             plan = replace(plan, settings=with_kernels(plan, sample))
             text = describe_plan(plan, sample)
+            check_alike(text, plan, seat)  # before it is kept: it may be mended
             self._write(seat, plan, text)
         else:
             text, initial, kernels = kept
@@ -178,7 +179,7 @@ class Device:
             where = self._folder(seat) or Path()
             plan = restore_plan(where, text, settings, method, task, None, initial)
             check_model(plan)
-        check_table(text, seat)
+            check_alike(text, plan, seat)
         return replace(plan, capacities=capacities(seat))
 
     def _read(self, seat: Seat) -> tuple[str, dict[str, Tensor], str] | None:
@@ -274,12 +275,17 @@ def seated(settings: Settings, seat: Seat) -> Settings:
     return settings.model_copy(update={"clients": clients})
 
 
-def check_table(text: str, seat: Seat) -> None:
-    """Refuse a model whose neurons are not those of the server's model."""
+def check_alike(text: str, plan: Plan, seat: Seat) -> None:
+    """Refuse a model whose neurons or frozen values are not those of the server's."""
     if digest(text) != seat.table:
         raise OtherModelError(
             "this device's model has other neurons than the server's: it is another "
             "model, or another version of fedspu or PyTorch"
+        )
+    if frozen_digest(plan) != seat.frozen:
+        raise OtherModelError(
+            "this device's model has other values than the server's in parameters that "
+            "never train (requires_grad=False): use the same file of weights"
         )
 
 
@@ -306,6 +312,14 @@ def digest(plan_text: str) -> str:
     found = json.loads(plan_text)
     tables = {name: found.get(name) for name in ("neurons", "own_neurons")}
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def frozen_digest(plan: Plan) -> str:
+    """A short text that tells values that never train apart; empty without any."""
+    if not plan.untrained:
+        return ""
+    values = save({name: plan.initial[name] for name in plan.untrained})
+    return hashlib.sha256(values).hexdigest()[:16]
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -31,7 +31,7 @@ from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import Checkpoint
 from fedspu.files import write_whole
 from fedspu.flower.config import FOLLOWS, DeploySettings, for_any_number
-from fedspu.flower.device import digest
+from fedspu.flower.device import digest, frozen_digest
 from fedspu.flower.roster import (
     examples_like,
     format_devices,
@@ -284,6 +284,7 @@ class Server:
             capacities=tuple(map(float, plan.distinct_capacities)),
             num_outputs=self._sample.num_outputs,
             table=self._table,
+            frozen=self._frozen,
         )
 
     # The plan -------------------------------------------------------------------------
@@ -305,7 +306,7 @@ class Server:
                 settings, self.method, self.task, build, self._sample
             )
             self._text = describe_plan(self._base, self._sample)
-            self._table = digest(self._text)
+            self._table, self._frozen = digest(self._text), frozen_digest(self._base)
         capacities = tuple(map(as_fraction, given))
         plan = replace(self._base, settings=settings, capacities=capacities)
         # Devices know the run's seed; with it they could take the noise off again.

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import prod
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -88,9 +88,10 @@ class Seat(Strict):
     """What a device must know of a run besides its settings.
 
     ``run`` tells runs apart, ``client`` is the device's number in it, ``table`` is the
-    digest of the server's table of neurons. ``like`` is what every device must be like:
-    a device may be started again with other data or another version of fedspu, without
-    the server noticing.
+    digest of the server's table of neurons, ``frozen`` that of its values that never
+    train, if there are any. ``like`` is what every device must be like: a device may be
+    started again with other data or another version of fedspu, without the server
+    noticing.
     """
 
     run: Key
@@ -101,6 +102,7 @@ class Seat(Strict):
     capacities: tuple[Capacity, ...]  # of all clients, each once
     num_outputs: Annotated[int, Field(ge=0)]
     table: Key
+    frozen: Key | Literal[""] = ""
 
 
 class Hello(Like):

@@ -235,7 +235,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 def test_a_missing_model_is_one_of_several_mistakes() -> None:
     said = refusal({"data.name": "arrays:my.npz", "rounds": 0})
-    assert "model: not given, and the data set suggests none; set --model" in said
+    assert "model: not given, and this data set suggests none; give your own" in said
     assert "rounds = 0: expected" in said
 
 

@@ -299,14 +299,17 @@ def _pack_offer(plan: Plan, offer: Offer | None, client: int) -> bytes:
     if offer is None:
         return b""
     key = offer.key
-    if (
-        key is not None
-        and len(key) < _bitmap_bytes(plan)
-        # Only if the client would draw exactly the neurons that are offered.
-        and _equal(_draw(plan, key, client), offer.active)
-    ):
-        return _STREAM + key
+    if key is not None and len(key) < _bitmap_bytes(plan):
+        is_drawn = _is_drawn_from_key(plan, offer, client)
+        return _STREAM + key if is_drawn else _pack_bitmap(plan, offer.active)
     return _pack_bitmap(plan, offer.active)
+
+
+def _is_drawn_from_key(plan: Plan, offer: Offer, client: int) -> bool:
+    """Whether the client would draw exactly the neurons that are offered."""
+    return offer.key is not None and _equal(
+        _draw(plan, offer.key, client), offer.active
+    )
 
 
 def _draw(plan: Plan, key: bytes, client: int) -> Active:

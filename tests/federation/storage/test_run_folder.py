@@ -427,12 +427,14 @@ def test_a_full_disk_on_the_way_says_what_is_saved(
 # Damage: tests/federation/test_damage.py has more -------------------------------------
 
 
-@pytest.mark.parametrize("name", ["nowhere", "empty"])
+@pytest.mark.parametrize(
+    ("name", "words"), [("nowhere", "no such folder"), ("empty", "not a run folder")]
+)
 def test_a_folder_that_is_no_run_folder_is_refused_and_left_alone(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, words: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StorageError, match="not a run folder"):
+    with pytest.raises(StorageError, match=words):
         fedspu.resume(tmp_path / name)
     assert [p.name for p in tmp_path.rglob("*")] == ["empty"]
 

@@ -20,7 +20,7 @@ LONG = "a-rather-long-name-of-a-folder-for-a-run-so-that-a-line-is-full"
 
 
 def typed(words: Sequence[str], until: bytes, times: int) -> tuple[int, str]:
-    """The exit code and the screen of a command; Ctrl-C once ``until`` is shown."""
+    """The exit code and the screen of a command; Ctrl-C once a pattern is shown."""
     child, screen = pty.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -35,7 +35,7 @@ def typed(words: Sequence[str], until: bytes, times: int) -> tuple[int, str]:
             shown += os.read(screen, 65536)
         except OSError:  # the other side has ended
             break
-        if left and until in shown:
+        if left and re.search(until, shown):
             for _ in range(left):
                 os.write(screen, b"\x03")
                 time.sleep(0.03)  # so that the next comes while the command ends
@@ -54,7 +54,7 @@ def test_an_interrupted_run_leaves_one_bar_and_a_command_on_one_line(
     times: int,
 ) -> None:
     words = ("run", "small.toml", "--rounds", "100000", "--out", LONG)
-    code, shown = typed(words, b" 2/100000", times)
+    code, shown = typed(words, rb" ([2-9]|\d\d+)/100000", times)
     assert code == 130
     assert "Traceback" not in shown
     after = shown.rsplit("\x1b[?25h", 1)[1].replace("\x1b[0m", "").splitlines()

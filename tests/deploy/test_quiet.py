@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fedspu.deploy import processes
 from fedspu.deploy.processes import environment
 from fedspu.deploy.quiet import Quiet
 from tests.engines.fresh import environment as with_tests
@@ -87,3 +88,37 @@ def test_what_a_killed_command_started_ends_with_it() -> None:
         os.kill(child, signal.SIGKILL)
         pytest.fail("the child is still there")
     parent.stdout.close()
+
+
+STUBBORN = """
+import signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+ENDS = f"""
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}, sys.argv[1]])
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+open(sys.argv[1], "w").write(str(child.pid))
+"""
+
+
+def test_what_hangs_after_its_process_has_ended_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "REST", 0.2)
+    file = tmp_path / "pid"
+    command = [sys.executable, "-c", ENDS, str(file)]
+    process = processes.start(command, tmp_path, tmp_path)
+    process.wait(60)
+    child = Path(f"/proc/{file.read_text()}/stat")
+    assert child.exists()
+    processes.end(process)
+    for _ in range(100):  # nobody may have noticed yet that it is dead
+        if not child.exists() or child.read_text().rpartition(") ")[2][0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("the child is still there")

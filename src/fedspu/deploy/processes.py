@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,9 @@ TIME = 60.0
 
 GRACE = 20.0
 """Seconds that a process may take to end before it is killed."""
+
+REST = 5.0
+"""Seconds that those which it started may take to end after it."""
 
 
 # What is started ----------------------------------------------------------------------
@@ -138,6 +142,17 @@ def end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _end_rest(process.pid)
+
+
+def _end_rest(group: int) -> None:
+    """Kill what is left of a process's group: Flower's apps may hang as they end."""
+    until = time.monotonic() + REST
+    with suppress(ProcessLookupError):  # nothing is left
+        while time.monotonic() < until:
+            os.killpg(group, 0)
+            time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)
 
 
 @contextmanager

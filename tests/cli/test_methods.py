@@ -39,14 +39,14 @@ def test_the_laws_are_tried_without_pytest(
 ) -> None:
     asked: list[str] = []
 
-    def one_by_one(method: str, watch: Any) -> Iterator[Finding]:
+    def examine(method: str, watch: Any) -> Iterator[Finding]:
         asked.append(method)
         watch("sent", "mlp", 1, 2)
         bad = None if method == "fedspu" else "it sent what it did not train"
         yield Finding("sent", "mlp", bad, 0.1)
         yield Finding("order", "mlp", None, 0.1)
 
-    monkeypatch.setattr(conformance, "one_by_one", one_by_one)
+    monkeypatch.setattr(conformance, "examine", examine)
     right = command("methods", "--check", "fedspu")
     assert (right.code, right.out) == (0, "holds   sent\nholds   order\n")
     wrong = command("methods", "--check", "local")
@@ -106,10 +106,10 @@ def test_on_a_terminal_the_check_says_which_law_it_tries(
     said: list[str] = []
     monkeypatch.setattr(Status, "update", lambda self, text: said.append(text))
 
-    def one_by_one(method: str, watch: Any) -> Iterator[Finding]:
+    def examine(method: str, watch: Any) -> Iterator[Finding]:
         watch("order", "mlp", 3, 10)
         yield Finding("order", "mlp", None, 0.1)
 
-    monkeypatch.setattr(conformance, "one_by_one", one_by_one)
+    monkeypatch.setattr(conformance, "examine", examine)
     command("methods", "--check", "fedspu")
     assert said == ["3 of 10, on mlp: order"]

@@ -161,8 +161,8 @@ def _of_file(config: Path, as_given: Collection[str]) -> dict[str, Any]:
     return with_whole_paths(given, config.parent, as_given)
 
 
-SETTINGS, CHECKPOINT = "settings.toml", "checkpoint"
-"""What a run folder has; see federation/storage."""
+SETTINGS, CHECKPOINT, SWEEP = "settings.toml", "checkpoint", "sweep.json"
+"""What folders of runs and comparisons have; see federation/storage."""
 
 
 def with_whole_paths(

@@ -68,7 +68,7 @@ def _check(method: str, as_json: bool) -> None:
             status.update(escape(f"{number} of {of}, on {model}: {law}"))
 
         found = []
-        for finding in conformance.one_by_one(method, watch=watch):
+        for finding in conformance.examine(method, watch=watch):
             if finding.why_unchecked is not None:
                 raise MethodError(
                     f"{method} cannot be checked: its run on {finding.model} ended "

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedspu.cli.flags import Examples, Input, Json, Model, Task, shares
 from fedspu.errors import ModelError
@@ -58,7 +57,4 @@ def neurons(
         return
     console = Console()
     for part in neuron_tables(table, counts):
-        if isinstance(part, Table):
-            for column in part.columns:
-                column.overflow = "fold"  # a name that is cut is of no use
-        console.print(part, soft_wrap=not isinstance(part, Table))
+        console.print(part, soft_wrap=isinstance(part, str))

@@ -7,7 +7,7 @@ import typer
 
 from fedspu.cli.compare import FORMS, check_form, print_comparison
 from fedspu.cli.console import escaped
-from fedspu.cli.flags import SETTINGS
+from fedspu.cli.flags import SETTINGS, SWEEP
 from fedspu.errors import SettingsError, StorageError
 
 
@@ -66,7 +66,7 @@ def report(
 
     from fedspu.sweeps.compare import compare_saved
     from fedspu.sweeps.display import headline, watch_folder
-    from fedspu.sweeps.progress import PLAN, Following
+    from fedspu.sweeps.progress import Following
 
     if plots is not None:
         from fedspu.reports.plots import check_folder
@@ -78,7 +78,7 @@ def report(
     found = compare_saved(paths)
     if form == "table":
         for path in paths:
-            if (path / PLAN).exists() and found.unfinished:
+            if (path / SWEEP).exists() and found.unfinished:
                 typer.echo(f"{path}: {headline(Following(path).read())}")
     if not found.cases and (form != "table" or not found.has_begun):
         raise StorageError(
@@ -95,11 +95,10 @@ MOST_LISTED = 8
 
 def _there_are() -> str:
     """The folders in runs/ that can be reported, in words."""
-    marks = (SETTINGS, "sweep.json")
     found = sorted(
         str(path)
         for path in Path("runs").glob("*")
-        if any((path / mark).is_file() for mark in marks)
+        if any((path / mark).is_file() for mark in (SETTINGS, SWEEP))
     )
     if not found:
         return "; there is no run folder in runs/ either: `fedspu run` makes one"

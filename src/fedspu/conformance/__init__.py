@@ -40,7 +40,6 @@ __all__ = [
     "check",
     "examine",
     "laws_for",
-    "one_by_one",
 ]
 
 
@@ -106,35 +105,12 @@ def examine(
     leave_out: Iterable[str] = (),
     engines: tuple[MakeEngine, ...] = ENGINES,
     settings: Mapping[str, Any] | None = None,
-) -> list[Finding]:
-    """The result of every law on every model; takes the arguments of ``check``."""
-    return list(
-        one_by_one(
-            method,
-            model,
-            data,
-            reading=reading,
-            leave_out=leave_out,
-            engines=engines,
-            settings=settings,
-        )
-    )
-
-
-def one_by_one(
-    method: Method | str,
-    model: Build | None = None,
-    data: tuple[Any, Any] | None = None,
-    *,
-    reading: str | None = None,
-    leave_out: Iterable[str] = (),
-    engines: tuple[MakeEngine, ...] = ENGINES,
-    settings: Mapping[str, Any] | None = None,
     watch: Watch = lambda law, model, number, of: None,
 ) -> Iterator[Finding]:
-    """What ``examine`` gives, as soon as each is known.
+    """The result of every law on every model, as soon as each is known.
 
-    ``watch`` is called before each law, with its name, the model, and how far it is.
+    Takes the arguments of ``check``; ``watch`` is called before each law, with its
+    name, the model, and how far it is.
     """
     record = _record(method, reading) if isinstance(method, str) else method
     if (model is None) != (data is None):

@@ -299,9 +299,9 @@ def _pack_offer(plan: Plan, offer: Offer | None, client: int) -> bytes:
     if offer is None:
         return b""
     key = offer.key
-    if key is not None and len(key) < _bitmap_bytes(plan):
-        is_drawn = _is_drawn_from_key(plan, offer, client)
-        return _STREAM + key if is_drawn else _pack_bitmap(plan, offer.active)
+    is_short = key is not None and len(key) < _bitmap_bytes(plan)
+    if key is not None and is_short and _is_drawn_from_key(plan, offer, client):
+        return _STREAM + key
     return _pack_bitmap(plan, offer.active)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedspu.neurons.calls import all_tensors
 from fedspu.neurons.table import Active, Neurons
+from fedspu.partial.memory_format import is_last
 
 Layout = Literal["auto", "index"]
 
@@ -125,14 +126,10 @@ def take_span(tensor: Tensor, dim: int, span: Span) -> Tensor:
     if tensor.dim() > 2 and dim == tensor.dim() - 1 and tensor.is_contiguous():
         rows = tensor.view(-1, tensor.shape[-1])
         return rows.index_select(1, where).view(*tensor.shape[:-1], len(where))
-    if tensor.dim() == 4 and dim == 1 and _is_last(tensor):
+    if dim == 1 and is_last(tensor):
         places = tensor.permute(0, 2, 3, 1)
         return take_span(places, 3, span).permute(0, 3, 1, 2)
     return tensor.index_select(dim, where)
-
-
-def _is_last(maps: Tensor) -> bool:
-    return maps.shape[1] > 1 and maps.is_contiguous(memory_format=torch.channels_last)
 
 
 def take_spans(tensor: Tensor, spans: Spans) -> Tensor:

@@ -29,7 +29,9 @@ def neuron_tables(neurons: Neurons, counts: Sequence[dict[str, Any]]) -> list[An
     """What ``fedspu neurons`` prints."""
     groups = Table(box=box.SIMPLE, pad_edge=False)
     for title in ("group", "neurons", "kind", "slim", "lies along"):
-        groups.add_column(title, justify="right" if title == "neurons" else "left")
+        justify: Any = "right" if title == "neurons" else "left"
+        # A name that is cut is of no use.
+        groups.add_column(title, justify=justify, overflow="fold")
     for group in neurons.groups:
         groups.add_row(*group.in_words())
     rows = [

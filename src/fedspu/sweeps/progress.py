@@ -13,13 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from fedspu.errors import StorageError
 from fedspu.federation.storage.own_files import LOCK
-from fedspu.federation.storage.saved_index import SUMMARY
+from fedspu.federation.storage.saved_index import SUMMARY, SWEEP
 from fedspu.files import is_locked, read_file, write_whole
 from fedspu.ordinary_files import open_ordinary
 from fedspu.sweeps.cells import Cell, frozen
 from fedspu.sweeps.play import Planned
 
-PLAN = "sweep.json"
 LARGEST_PLAN = 2**24
 
 MOST_NEW = 2**26
@@ -88,7 +87,7 @@ def write_plan(
     try:
         out.mkdir(parents=True, exist_ok=True)
         content = plan.model_dump_json(indent=2).encode()
-        write_whole(out / PLAN, content, durable=False)
+        write_whole(out / SWEEP, content, durable=False)
     except OSError as error:
         raise StorageError(f"{out}: cannot write ({error})") from error
 
@@ -96,8 +95,8 @@ def write_plan(
 def remove_plan_alone(out: Path, made: Sequence[Path]) -> None:
     """Leave no folder in which there is nothing but a plan, nor those made for it."""
     with suppress(OSError):
-        if [path.name for path in out.iterdir()] == [PLAN]:
-            (out / PLAN).unlink()
+        if [path.name for path in out.iterdir()] == [SWEEP]:
+            (out / SWEEP).unlink()
             for folder in made:
                 folder.rmdir()
 
@@ -112,9 +111,9 @@ def _planned_before(out: Path) -> list[PlannedRun]:
 
 def read_plan(out: Path) -> SweepPlan:
     """What the comparison in this folder was going to play."""
-    file = out / PLAN
+    file = out / SWEEP
     if not file.exists():
-        raise StorageError(f"{out} is no comparison: it has no {PLAN}")
+        raise StorageError(f"{out} is no comparison: it has no {SWEEP}")
     try:
         return SweepPlan.model_validate_json(read_file(file, LARGEST_PLAN))
     except ValidationError:

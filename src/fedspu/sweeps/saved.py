@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedspu.errors import SettingsError, StorageError
-from fedspu.federation.storage.saved_index import check_is_run
+from fedspu.federation.storage.saved_index import SWEEP, check_is_run
 from fedspu.federation.storage.saved_run import SavedRun, last_whole
 from fedspu.files import read_file
 from fedspu.reports.comparison.statistics import RunOfMethod
 from fedspu.settings import SAME_BITS
 from fedspu.settings_text import flatten
 from fedspu.sweeps.cells import Cell, frozen
-from fedspu.sweeps.progress import PLAN, read_plan
+from fedspu.sweeps.progress import read_plan
 
 COSTS = "costs.json"
 """The memory of training steps, by run, as measured when they were compared."""
@@ -47,7 +47,7 @@ def find(
     unfinished: list[Path] = []
     alone: list[SavedRun] = []
     for path in paths:
-        if (path / PLAN).exists():
+        if (path / SWEEP).exists():
             for where, found in _of_comparison(path, only):
                 if found is None:
                     unfinished.append(where)

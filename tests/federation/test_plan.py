@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fedspu.data.examples import allot, divide
 from fedspu.data.own.arrays import from_arrays
 from fedspu.errors import DataError, FedSPUError, ModelError, SettingsError
+from fedspu.federation.plan import MOST_KNOWN
+from fedspu.neurons.choose import choose_random
 from fedspu.prepare import prepare
 from fedspu.resolve import resolve
 from fedspu.tasks import find_task
@@ -273,3 +275,20 @@ def test_checking_leaves_the_model_s_mode_alone() -> None:
     assert Watched.modes
     assert all(Watched.modes)
     assert int(plan.initial["bn1.num_batches_tracked"]) == 0
+
+
+# What travels ------------------------------------------------------------------------
+
+
+def test_blocks_are_found_anew_for_each_choice_of_neurons() -> None:
+    """Also for more choices than are remembered, and in any order."""
+    plan = plan_for(wide_mlp)
+    rng = np.random.default_rng(0)
+    choices = [choose_random(plan.neurons, 0.5, rng) for _ in range(MOST_KNOWN + 3)]
+    for active in (*choices, *reversed(choices)):
+        found, expected = plan.travelling(active), plan.neurons.blocks(active)
+        assert found.keys() == expected.keys() - plan.stays
+        for name, where in found.items():
+            for one, other in zip(where, expected[name], strict=True):
+                assert (one is None) == (other is None)
+                assert one is None or other is None or torch.equal(one, other)

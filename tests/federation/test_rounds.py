@@ -1,6 +1,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from time import sleep
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from fedspu import State, Update
 from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, TrainingError
+from fedspu.federation.client_memory import Shelf
 from fedspu.federation.engine import Answer, Cost, Facts, Missing
 from fedspu.federation.messages import (
     JudgeReply,
@@ -202,6 +204,25 @@ def test_only_a_seeded_sample_of_clients_is_judged_if_so_set() -> None:
     assert judged == set(plan.judged_clients)
     assert rounds[-1].scores.personal.keys() == judged
     assert rounds[-1].scores.participating <= judged
+
+
+class Slow(LocalEngine):
+    """Takes a while to judge everyone for the first time."""
+
+    def exchange(
+        self, requests: Mapping[int, Request], broadcast: State | None = None
+    ) -> Iterator[tuple[int, Answer | Missing]]:
+        if all(isinstance(r, JudgeRequest) and r.round == 0 for r in requests.values()):
+            sleep(0.5)
+        return super().exchange(requests, broadcast)
+
+
+def test_judging_before_the_first_round_counts_as_judging() -> None:
+    ready = prepared_for(rounds=2)
+    engine = Slow(ready.plan, ready.examples, Shelf(None))
+    start = Federation(0, ready.plan.initial)
+    first, second = play(ready.plan, engine, start, Scores())
+    assert first.seconds["judging"] >= 0.5 > second.seconds["judging"]
 
 
 def test_judging_a_sample_changes_no_model() -> None:

@@ -73,6 +73,7 @@ class Splits(Sequence[Split]):
     ) -> None:
         self._all = shares, labels, kind, seed
         self.sizes = np.fromiter(map(len, shares), np.int64, len(shares))
+        self._last: tuple[int, Split] | None = None  # its parts are asked for in a row
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -80,6 +81,12 @@ class Splits(Sequence[Split]):
     def __getitem__(self, client: Any) -> Any:
         if isinstance(client, slice):
             return [self[k] for k in range(len(self))[client]]
+        last = self._last
+        if last is None or last[0] != client:
+            last = self._last = client, self._split(client)
+        return last[1]
+
+    def _split(self, client: int) -> Split:
         shares, labels, kind, seed = self._all
         try:
             rng = stream(seed, "split", client=client)

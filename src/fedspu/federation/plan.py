@@ -139,11 +139,26 @@ class Plan:
 
     def travelling(self, active: Active) -> Blocks:
         """The blocks of the active neurons that travel."""
-        return self.leaving(self.neurons.blocks(active))
+        # Each choice is asked about three times: to send, to read and to average.
+        known = self._travelling
+        if id(active) not in known:
+            if len(known) == MOST_KNOWN:
+                del known[next(iter(known))]
+            # The choice itself is kept too, so that no other can get its id.
+            known[id(active)] = active, self.leaving(self.neurons.blocks(active))
+        return known[id(active)][1]
+
+    @cached_property
+    def _travelling(self) -> dict[int, tuple[Active, Blocks]]:
+        return {}
 
     def leaving(self, blocks: Blocks) -> Blocks:
         """Only those blocks that travel."""
         return {name: w for name, w in blocks.items() if name not in self.stays}
+
+
+MOST_KNOWN = 64
+"""Of so many choices of neurons, the blocks that travel are remembered."""
 
 
 @dataclass(frozen=True)

@@ -244,14 +244,16 @@ def play(
 
     ``known`` are the scores so far: none at the beginning of a run.
     """
-    first = Judging({})
+    began, first = perf_counter(), Judging({})
     if not known.personal:
         first = judge(plan, engine, federation, plan.judged_clients, "personal")
         known = Scores(first.scores)
+    judging = perf_counter() - began  # what is judged before a round counts to it
     while not is_over(federation, plan):
         played = play_round(federation, plan, engine)
         played = _judged(plan, engine, replace(played, unjudged=first.unjudged), known)
-        first = Judging({})
+        played.seconds["judging"] += judging
+        first, judging = Judging({}), 0.0
         federation, known = played.federation, played.scores
         lost = {**played.missing, **played.refused}
         if is_over(federation, plan) and lost and not federation.last:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspu.errors import ModelError
 from fedspu.neurons.calls import (
+    Operations,
     Wide,
     all_tensors,
     as_double,
@@ -200,11 +200,11 @@ def forget(model: nn.Module) -> None:
         model.eval()
 
 
-class _Tables(TorchDispatchMode):
+class _Tables(Operations):
     """Inside, operations that are given one of some values get another instead."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        super().__init__()
         self.pairs: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(
@@ -220,11 +220,11 @@ class _Tables(TorchDispatchMode):
         return given
 
 
-class _Seen(TorchDispatchMode):
+class _Seen(Operations):
     """Inside, the tensors that operations are applied to are remembered."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        super().__init__()
         self.tensors: set[int] = set()
 
     def __torch_dispatch__(
@@ -256,9 +256,13 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def tolerance(output: Tensor) -> Tensor:
-    """How far rounding may move the output: a share of its spread, not of its size."""
+    """How far rounding may move the output: a share of its spread, not of its size.
+
+    One number alone, such as a loss, has no spread; its size has to do.
+    """
     share = 1e-8 if output.dtype == torch.float64 else 1e-4
-    return share * (output.double() - output.double().mean()).abs().max().clamp(1e-9)
+    middle = output.double().mean() if output.numel() > 1 else 0.0
+    return share * (output.double() - middle).abs().max().clamp(1e-9)
 
 
 def _noise_like(value: Any) -> Any:

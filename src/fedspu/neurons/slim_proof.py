@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspu.errors import ModelError
-from fedspu.neurons.calls import copy_model, without_shortcuts
+from fedspu.neurons.calls import Operations, copy_model, without_shortcuts
 from fedspu.neurons.probe import Probe, distance, tolerance
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
@@ -206,7 +205,7 @@ def _others(size: int, kept: Tensor) -> Tensor:
 # A full model in which some neurons do not exist --------------------------------------
 
 
-class Without(TorchDispatchMode):
+class Without(Operations):
     """Inside, channels that are absent count nowhere.
 
     A tensor has absent channels along an axis if it is zero exactly where one of the
@@ -215,7 +214,7 @@ class Without(TorchDispatchMode):
     """
 
     def __init__(self, absent: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        super().__init__()
         self.patterns: dict[int, list[Tensor]] = defaultdict(list)
         for pattern in absent:
             alike = self.patterns[len(pattern)]

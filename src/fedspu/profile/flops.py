@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedspu.errors import ModelError
 from fedspu.neurons.blocks import mesh
-from fedspu.neurons.calls import call
+from fedspu.neurons.calls import Operations, call
 from fedspu.neurons.table import Active, Neurons
 from fedspu.partial.weight import Mode
 
@@ -141,11 +140,11 @@ def _in_plain_products() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-class _Products(TorchDispatchMode):
+class _Products(Operations):
     """Records every product of a forward pass."""
 
     def __init__(self, parameters: dict[int, Factor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no hints here
+        super().__init__()
         self.parameters = parameters
         self.found: list[Product] = []
 

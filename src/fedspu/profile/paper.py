@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedspu.neurons.calls import call
+from fedspu.neurons.calls import Operations, call
 from fedspu.neurons.slim import slim_model
 from fedspu.neurons.table import Active, Neurons
 
@@ -31,11 +30,11 @@ def paper_bytes(model: nn.Module, neurons: Neurons, active: Active, x: Any) -> i
     return weights + gradients + activations.num_bytes
 
 
-class _Outputs(TorchDispatchMode):
+class _Outputs(Operations):
     """Adds up the results of all operations, except views and changes in place."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no hints here
+        super().__init__()
         self.num_bytes = 0
 
     def __torch_dispatch__(

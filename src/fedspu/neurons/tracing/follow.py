@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedspu.neurons.calls import Operations
 from fedspu.neurons.tracing.classes import NONE, Classes
 from fedspu.neurons.tracing.live import Live, memory_of, tensors_in
 
@@ -98,7 +98,7 @@ def dims(slot: Tensor) -> frozenset[int]:
     return frozenset(d for d, n in enumerate(slot.shape) if n > 1)
 
 
-class Follower(TorchDispatchMode):
+class Follower(Operations):
     """Inside, all operations are followed by ``rules``.
 
     ``live`` has the operations on which the output depends: what is computed and
@@ -114,7 +114,7 @@ class Follower(TorchDispatchMode):
         reasons: list[tuple[Tensor, str]],
         tables: list[Table],
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        super().__init__()
         self.classes, self.rules, self.live = classes, rules, live
         self.reasons, self.tables = reasons, tables
         self.number = 0

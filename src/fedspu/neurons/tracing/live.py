@@ -5,14 +5,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedspu.neurons.calls import Operations
 
 
-class Live(TorchDispatchMode):
+class Live(Operations):
     """Inside, it is recorded which operations read the results of which others."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        super().__init__()
         self.names: list[str] = []
         self.reads: list[set[int]] = []
         self.live: set[int] = set()

@@ -1,5 +1,6 @@
 """A client: it answers messages, trains on its own examples, and keeps its memory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -50,7 +51,7 @@ from fedspu.random_streams import stream, torch_stream
 from fedspu.training.augmentation import make_augmentation
 from fedspu.training.early_stopping import blended_loss, has_stopped
 from fedspu.training.epochs import LocalTraining, check_finite
-from fedspu.training.evaluation import Score, evaluate
+from fedspu.training.evaluation import Score, evaluate_each
 from fedspu.training.loading import seconds_of_loading
 
 
@@ -245,8 +246,8 @@ class Client:
         if self.plan.method.ready is not None:
             local = self._training(turn.now, turn.x, turn.y, placed, "ready")
             self.plan.method.ready(local, "global")
-        x, y = self._part(turn.now.client, "val")
-        loss = self._evaluate(placed, x, y).loss
+        part = self._part(turn.now.client, "val")
+        loss = self._evaluate(placed, [part])[0].loss
         if not isfinite(loss):
             lr = self.plan.train_settings(turn.now.round).lr
             raise TrainingError(
@@ -266,25 +267,31 @@ class Client:
         """How well a model does on the client's own test and validation examples."""
         t, client = request.round, request.client
         placed = self.ready_model(t, client, memory, global_state, request.which)
-        x, y = self._part(client, "test")
-        test = val = self._score(placed, x, y, "test")
-        if self.plan.settings.data.split != "paper":  # there, the parts are the same
-            val = self._score(placed, *self._part(client, "val"), "validation")
-        return JudgeReply(t, client, len(x), test.loss, test.value, val.value)
+        # With the paper's split, the parts are the same.
+        is_paper = self.plan.settings.data.split == "paper"
+        names = ["test"] if is_paper else ["test", "val"]
+        parts = [self._part(client, name) for name in names]
+        scores = self._evaluate(placed, parts)
+        for name, score in zip(names, scores, strict=True):
+            self._check_score(name, score)
+        test, val = scores[0], scores[-1]
+        num_examples = len(parts[0][0])
+        return JudgeReply(t, client, num_examples, test.loss, test.value, val.value)
 
-    def _score(self, placed: Placed, x: Tensor, y: Tensor, part: str) -> Score:
-        score = self._evaluate(placed, x, y)
+    def _check_score(self, part: str, score: Score) -> None:
         if not (isfinite(score.loss) and isfinite(score.value)):
             raise TrainingError(
-                f"on its {part} examples the loss is {score.loss} and the "
-                f"{self.plan.task.metric.title} {score.value}; expected finite "
-                "numbers: lower train.lr, or check the metric of the task"
+                f"on its {'validation' if part == 'val' else part} examples the loss "
+                f"is {score.loss} and the {self.plan.task.metric.title} "
+                f"{score.value}; expected finite numbers: lower train.lr, or check "
+                "the metric of the task"
             )
-        return score
 
-    def _evaluate(self, placed: Placed, x: Tensor, y: Tensor) -> Score:
+    def _evaluate(
+        self, placed: Placed, parts: Sequence[tuple[Tensor, Tensor]]
+    ) -> list[Score]:
         kernels = self.plan.settings.train.kernels
-        return evaluate(placed.model, x, y, self.plan.task, kernels)
+        return evaluate_each(placed.model, parts, self.plan.task, kernels)
 
     def ready_model(
         self,

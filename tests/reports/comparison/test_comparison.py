@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,23 @@ def test_compiled_and_plain_runs_in_one_table_are_pointed_out() -> None:
     assert any(
         "Some runs used compiled" in note for note in notes([make_case({}, runs)])
     )
+
+
+@pytest.mark.parametrize(
+    ("weakest", "strongest", "said"),
+    [(1000, 2000, ""), (1900, 2000, "takes 95% of what"), (2000, 2000, "")],
+)
+def test_it_is_said_if_freezing_saves_little_memory(
+    weakest: int, strongest: int, said: str
+) -> None:
+    """Not of a method whose clients all train the same."""
+    run = replace(
+        a_run("fedspu", 0, 0.5), step_bytes={"0.2": weakest, "1.0": strongest}
+    )
+    local = replace(a_run("local", 0, 0.6), step_bytes={"0.2": 3000, "1.0": 3000})
+    found = " ".join(notes([make_case({}, [local, run])]))
+    assert ("Freezing saves little memory" in found) == bool(said)
+    assert said in found
 
 
 def test_records_hold_numbers_and_csv_can_be_read_again() -> None:

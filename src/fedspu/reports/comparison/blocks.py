@@ -173,12 +173,34 @@ def notes(cases: Sequence[Case]) -> list[str]:
             "Memory is the most that one training step holds on a device, as `fedspu "
             "profile` measures it."
         )
+    found += _little_saved(rows)
     if any(row.chooses and row.step_bytes for row in rows):
         found.append(
             "*: before that, a client trains the whole model once, to choose its "
             "neurons, and needs the memory of p = 1."
         )
     return found
+
+
+def _little_saved(rows: Sequence[Row]) -> Iterator[str]:
+    """Says of the first method that freezes if that saves a weak device little memory."""
+    for row in rows:
+        if len(set(row.step_bytes.values())) < 2:
+            continue  # everyone trains the same
+        weakest, *_, strongest = sorted(row.step_bytes, key=float)
+        share = row.step_bytes[weakest] / row.step_bytes[strongest]
+        if share > LITTLE:
+            yield (
+                f"Freezing saves little memory with this model: at p = {weakest}, a "
+                f"step of {row.method} takes {share:.0%} of what it takes at p = "
+                f"{strongest}. `fedspu profile` shows each p, and what --set "
+                "train.saves=lean would save."
+            )
+        return
+
+
+LITTLE = 0.85
+"""From this share on, a step of the weakest clients needs hardly less memory."""
 
 
 # Forms --------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from fedspu.methods.method import Memory, ModelState, Trained, Turn
 from fedspu.prepare import Prepared
 from fedspu.runs import Run
 from fedspu.training.epochs import LocalTraining
-from fedspu.training.evaluation import Score, evaluate
+from fedspu.training.evaluation import Score, evaluate_each
 from tests.oracles.federation import (
     ConvNet,
     Slow,
@@ -264,7 +264,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             method_module, "train", lambda *args, **kwargs: next(train_losses)
         )
         monkeypatch.setattr(
-            client_module, "evaluate", lambda *args: Score(next(val_losses), 0.5)
+            client_module,
+            "evaluate_each",
+            lambda *args: [Score(next(val_losses), 0.5)],
         )
 
     return script
@@ -341,7 +343,8 @@ def losses_by_client(
     def turn(self: Client, request: TrainRequest, memory: Memory) -> Any:
         loss = next(left[request.client])
         monkeypatch.setattr(method_module, "train", lambda *_: loss)
-        monkeypatch.setattr(client_module, "evaluate", lambda *_: Score(loss, 0.5))
+        score = Score(loss, 0.5)
+        monkeypatch.setattr(client_module, "evaluate_each", lambda *_: [score])
         return original(self, request, memory)
 
     monkeypatch.setattr(Client, "take_turn", turn)
@@ -395,7 +398,9 @@ def test_a_client_keeps_no_more_losses_than_its_patience_and_stops_as_with_all(
     with pytest.MonkeyPatch.context() as patch:
         trained, judged = (iter(values) for values in zip(*losses, strict=True))
         patch.setattr(method_module, "train", lambda *_: float(next(trained)))
-        patch.setattr(client_module, "evaluate", lambda *_: Score(next(judged), 0.5))
+        patch.setattr(
+            client_module, "evaluate_each", lambda *_: [Score(next(judged), 0.5)]
+        )
         said, kept = turns(ready, len(losses))
 
     blended = [0.7 * train + (1 - 0.7) * val for train, val in losses]
@@ -577,11 +582,11 @@ def test_under_the_paper_s_split_both_scores_are_the_same(
 ) -> None:
     looked: list[int] = []
 
-    def counted(model: nn.Module, x: Tensor, *rest: Any) -> Score:
-        looked.append(len(x))
-        return evaluate(model, x, *rest)
+    def counted(model: nn.Module, parts: Any, *rest: Any) -> list[Score]:
+        looked.extend(len(x) for x, _ in parts)
+        return evaluate_each(model, parts, *rest)
 
-    monkeypatch.setattr(client_module, "evaluate", counted)
+    monkeypatch.setattr(client_module, "evaluate_each", counted)
     ready = prepared_for(method=method, data__split="paper", judge__every=1)
     scores = play_all(ready).rounds[-1].scores
     assert len(scores.personal) == 6

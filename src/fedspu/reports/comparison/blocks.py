@@ -183,7 +183,7 @@ def notes(cases: Sequence[Case]) -> list[str]:
 
 
 def _little_saved(rows: Sequence[Row]) -> Iterator[str]:
-    """Says of the first method that freezes if that saves a weak device little memory."""
+    """Says so if freezing saves the weakest devices little memory."""
     for row in rows:
         if len(set(row.step_bytes.values())) < 2:
             continue  # everyone trains the same

@@ -1,7 +1,7 @@
 """The runs of docs/reproduction.md: play what is missing, and keep their summaries."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -15,7 +15,10 @@ from fedspu.sweeps.compare import compare
 RESULTS = Path(__file__).parents[2] / "results"
 TIMES = RESULTS / "times.json"
 
-FOLDERS: dict[str, tuple[Dataset, bool]] = {
+Folders = dict[str, tuple[Dataset, bool]]
+"""Each folder's data set, and whether its runs stop early."""
+
+FOLDERS: Folders = {
     "cifar10": ("cifar10", False),
     "cifar10-es": ("cifar10", True),
     "femnist": ("emnist", False),
@@ -64,15 +67,22 @@ KEPT = (
     *("participating_accuracy", "participating_clients", "bytes_initial"),
     *("bytes_down", "bytes_up", "index_bytes", "train_seconds", "train_cpu_seconds"),
     *("missing_turns", "refused_turns", "unjudged_turns", "kernels"),
+    *("finish_bytes_down", "finish_train_cpu_seconds"),
 )
 """What is kept of each summary."""
 
 
-def play(folder: Path, data: Path) -> None:
-    """Play what ``results/`` does not have, part by part."""
-    for part in PARTS:
-        dataset, with_stopping = FOLDERS[part.folder]
-        known = read()
+def play(
+    folder: Path,
+    data: Path,
+    parts: Sequence[Part] = PARTS,
+    folders: Folders = FOLDERS,
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """Play what ``results/`` does not have, part by part; ``changes`` are settings."""
+    for part in parts:
+        dataset, with_stopping = folders[part.folder]
+        known = read(folders)
         rivals = best_rivals(known, dataset)[: part.rivals]
         have = {
             (r.method, r.alpha, r.seed)
@@ -86,6 +96,7 @@ def play(folder: Path, data: Path) -> None:
                 if alphas:
                     wanted.setdefault((seed, alphas), []).append(method)
         settings = _settings(dataset, data) | {"early_stopping.on": with_stopping}
+        settings |= changes or {}
         for (seed, missing), methods in wanted.items():
             compare(
                 methods,
@@ -94,7 +105,7 @@ def play(folder: Path, data: Path) -> None:
                 seeds=[seed],
                 vary={"data.alpha": missing},
             )
-            collect(folder)
+            collect(folder, folders)
 
 
 def measure_times(folder: Path, data: Path) -> None:
@@ -120,10 +131,10 @@ def best_rivals(results: Sequence[Result], dataset: Dataset) -> list[str]:
     return sorted(scores, key=lambda m: -mean(scores[m]))
 
 
-def collect(folder: Path) -> None:
+def collect(folder: Path, folders: Folders = FOLDERS) -> None:
     """Keep the summaries of all finished runs, beside those that are kept already."""
     RESULTS.mkdir(exist_ok=True)
-    for name, (dataset, with_stopping) in FOLDERS.items():
+    for name, (dataset, with_stopping) in folders.items():
         if not (folder / name / "sweep.json").exists():
             continue
         kept = {_key(result): result for result in _read(RESULTS / f"{name}.json")}
@@ -161,9 +172,9 @@ def _read(file: Path) -> list[Result]:
     return [Result(**line) for line in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def read() -> list[Result]:
+def read(folders: Folders = FOLDERS) -> list[Result]:
     """All results that are kept, but for those that are only about time."""
-    return [r for name in FOLDERS for r in _read(RESULTS / f"{name}.json")]
+    return [r for name in folders for r in _read(RESULTS / f"{name}.json")]
 
 
 def read_times() -> list[Result]:

@@ -1,7 +1,7 @@
 """Complete settings from what a user gives, checked before any file is opened.
 
-A value that is given takes precedence over what the data set suggests, then comes what
-the task suggests, then the paper's value.
+A value that is given takes precedence over what the method suggests, then comes what
+the data set suggests, then the task, then the paper's value.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from fedspu.data import FROM_MEMORY, find_source
 from fedspu.errors import SettingsError
 from fedspu.expected import wanted
 from fedspu.imports import is_place
-from fedspu.methods import check_options
+from fedspu.methods import check_options, suggested_by
 from fedspu.settings import (
     PARTITIONS,
     DataSettings,
@@ -47,6 +47,8 @@ def resolve(
     suggested = _suggested_by_task(str(flat.get("task")), in_python, task)
     if data != FROM_MEMORY:
         suggested |= find_source(data)[0].defaults
+    if "method" not in in_python:
+        suggested |= suggested_by(str(flat.get("method.name")))
     try:
         settings = validated(
             {**suggested, **{n: v for n, v in flat.items() if n not in wrong}}

@@ -92,7 +92,7 @@ class Run:
             federation.round,
             client,
             self.memory(client),
-            federation.global_state,
+            federation.shown_state,
             which,
         )
 
@@ -183,6 +183,7 @@ def resume(
             settings.pop("ray_address", None)  # of the cluster it was begun on
         if rounds is not None:
             settings["rounds"] = _more(rounds, saved.index.settings)
+            _refuse_if_clients_finished(saved)
         prepared = prepare(settings, model=model, data=data, method=method, task=task)
         plan = prepared.plan
         folder.shelf.cache = 1e6 * plan.settings.store.cache
@@ -279,14 +280,14 @@ class SavedClient:
             self.federation.round,
             self.client,
             self.memory,
-            self.federation.global_state,
+            self.federation.shown_state,
             which,
         )
 
     def kept(self) -> Active | None:
         """The neurons that its model has; None if it has all."""
         now = self.plan.client_round(self.federation.round, self.client)
-        state = self.federation.global_state
+        state = self.federation.shown_state
         return judged_model(self.plan, now, self.memory, state, "personal").active
 
 
@@ -372,6 +373,14 @@ def _more(rounds: int, settings: Mapping[str, Any]) -> int:
             stacklevel=3,
         )
     return rounds
+
+
+def _refuse_if_clients_finished(saved: SavedRun) -> None:
+    if saved.index.are_clients_finished:
+        raise SettingsError(
+            f"{saved.path}: its clients have made their last models (method.finish), "
+            "so no more rounds can be played; play a new run with more"
+        )
 
 
 # Playing ------------------------------------------------------------------------------

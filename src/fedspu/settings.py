@@ -56,6 +56,12 @@ class MethodSettings(Table):
         "The version that the FedSPU paper compares with, or the one of the method's "
         "own paper; default: paper if there is one, else original.",
     )
+    finish: Annotated[int, Field(ge=0)] = setting(
+        0,
+        "Epochs that every client trains the server's model for when the run ends, "
+        "within its capacity; it keeps that model if it is better on its validation "
+        "examples. 0: as in the paper.",
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -225,6 +231,12 @@ class ServerSettings(Table):
     momentum: Momentum = setting(0.9, "Momentum of momentum, or beta 1 of adam.")
     beta2: Momentum = setting(0.99, "Beta 2 of adam.")
     epsilon: Positive = setting(1e-3, "Added to the denominator of adam.")
+    average: Literal["last", "ema"] = setting(
+        "last",
+        "The server's model that is judged, handed out and finished from: the last, or "
+        "a running mean of all (ema). Rounds always go on from the last.",
+    )
+    decay: Momentum = setting(0.9, "ema: the share of the mean before each round.")
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "ServerSettings":
@@ -234,6 +246,9 @@ class ServerSettings(Table):
         if self.optimizer != "adam":
             needs = f"server.optimizer = {self.optimizer!r}; set it to adam"
             _refuse_changed(self, "server", ("beta2", "epsilon"), needs)
+        if self.average == "last":
+            needs = "server.average = 'last'; set it to ema"
+            _refuse_changed(self, "server", ("decay",), needs)
         return self
 
 
@@ -325,6 +340,9 @@ class WireSettings(Table):
         "float32",
         "How weights travel, both ways: as they are, or rounded to half the bytes. "
         "float16 is finer, but holds at most 65504; bfloat16 has the range of float32.",
+    )
+    down: Literal["float32", "float16", "bfloat16"] | None = setting(
+        None, "How weights travel to clients, if not as wire.values says."
     )
 
 

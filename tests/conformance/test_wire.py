@@ -8,6 +8,7 @@ from fedspu import Payload
 from fedspu.conformance import check
 from fedspu.conformance.nets import ConvNet, made_examples, mlp
 from fedspu.federation import messages
+from fedspu.federation.messages import Way
 from fedspu.federation.plan import Plan
 from fedspu.methods import all_methods
 from tests.conformance.catching import BYTES, IDLE, LEAVES, MEAN, MERGED, assert_caught
@@ -48,8 +49,8 @@ def down(values: Tensor, dtype: torch.dtype) -> Tensor:
 def test_values_that_are_cut_instead_of_rounded_are_caught(
     law: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut(plan: Plan, payload: Payload, whose: str) -> Payload:
-        found = REAL(plan, payload, whose)
+    def cut(plan: Plan, payload: Payload, whose: str, way: Way) -> Payload:
+        found = REAL(plan, payload, whose, way)
         return {name: down(v, found[name].dtype) for name, v in payload.items()}
 
     monkeypatch.setattr(messages, "rounded", cut)
@@ -60,7 +61,7 @@ def test_values_that_are_cut_instead_of_rounded_are_caught(
 def test_statistics_that_are_rounded_are_caught(
     law: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def all_alike(plan: Plan, name: str) -> torch.dtype:
+    def all_alike(plan: Plan, name: str, way: Way) -> torch.dtype:
         return messages.FORMS[plan.settings.wire.values]
 
     monkeypatch.setattr(messages, "wire_type", all_alike)
@@ -71,9 +72,9 @@ def test_statistics_that_are_rounded_are_caught(
 def test_values_that_are_rounded_twice_as_much_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def coarse(plan: Plan, payload: Payload, whose: str) -> Payload:
+    def coarse(plan: Plan, payload: Payload, whose: str, way: Way) -> Payload:
         found = {n: v.bfloat16().float() for n, v in payload.items()}
-        return REAL(plan, found, whose)
+        return REAL(plan, found, whose, way)
 
     monkeypatch.setattr(messages, "rounded", coarse)
     assert_caught(IDLE, settings={"wire.values": "float16"})

@@ -125,9 +125,11 @@ def check_space(plan: Plan) -> None:
     """Warn before a run begins if RAM or disk will not suffice."""
     settings, number = plan.settings, num_workers(plan.settings)
     reached = min(plan.num_clients, settings.rounds * settings.clients.per_round)
+    if plan.finishes:
+        reached = plan.num_clients
     needed = memory_needed(
         model=sum(tensor.nbytes for tensor in plan.initial.values()),
-        num_kept=reached if plan.method.keeps_own else 0,
+        num_kept=reached if plan.method.keeps_own or plan.finishes else 0,
         per_round=settings.clients.per_round,
         num_workers=number,
         cache=1e6 * settings.store.cache,

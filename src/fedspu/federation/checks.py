@@ -7,6 +7,7 @@ whole, or raise a ModelError that says what is wrong with it.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from fedspu.federation.messages import (
     Request,
     TrainReply,
     TrainRequest,
+    Way,
     longest_positions,
     pack_reply,
     pack_request,
@@ -53,7 +55,8 @@ def largest(plan: Plan) -> Sizes:
         header=LONGEST_HEADER,
         positions=longest_positions(plan),
         values=sum(
-            whole.numel() * wire_type(plan, name).itemsize
+            whole.numel()
+            * max(wire_type(plan, name, way).itemsize for way in get_args(Way))
             for name, whole in table.items()
             if name not in plan.stays
         ),
@@ -89,7 +92,7 @@ def read_reply(
                 f"it is from {reply.num_examples} examples; before, the client had "
                 f"{num_examples}"
             )
-        _check_losses(plan, reply)
+        _check_losses(plan, request, reply)
         _check_neurons(plan, request, reply)
         _check_values(plan, "its", reply.payload)
     # A message has one form: any other hides something, such as bits that belong to no
@@ -127,14 +130,16 @@ def _check_score(plan: Plan, reply: JudgeReply) -> None:
             raise ModelError(f"its {metric.title}{part} is {value}; expected 0 to 1")
 
 
-def _check_losses(plan: Plan, reply: TrainReply) -> None:
-    is_on = plan.settings.early_stopping.on
+def _check_losses(plan: Plan, request: TrainRequest, reply: TrainReply) -> None:
+    is_on = plan.settings.early_stopping.on or request.is_finish
     if not isfinite(reply.train_loss):
         raise ModelError(f"its training loss is {reply.train_loss}")
     if reply.val_loss is not None and not isfinite(reply.val_loss):
         raise ModelError(f"its validation loss is {reply.val_loss}")
     if is_on and reply.val_loss is None:
         raise ModelError("it has no validation loss, which early stopping needs")
+    if request.is_finish and reply.has_stopped:
+        raise ModelError("it says that the client stops, but the run has ended")
     if not is_on and (reply.val_loss is not None or reply.has_stopped):
         what = "says that the client stops" if reply.has_stopped else "validates"
         raise ModelError(f"it {what}, but early_stopping is off")
@@ -143,7 +148,7 @@ def _check_losses(plan: Plan, reply: TrainReply) -> None:
 def _check_neurons(plan: Plan, request: TrainRequest, reply: TrainReply) -> None:
     """Refuse neurons that were not offered; others than offered, if none may choose."""
     offer = request.offer
-    if offer is None:
+    if offer is None or request.is_finish:
         if reply.active is not None:
             raise ModelError("it has values, but nothing is exchanged")
         return
@@ -190,6 +195,8 @@ def read_request(plan: Plan, packet: Packet) -> Request:
             f"a request for round {t} says that the client last took part in round "
             f"{last}"
         )
+    if request.is_finish and not plan.finishes:
+        raise ModelError("a request to finish, but method.finish is 0")
     if (request.offer is not None) != plan.method.exchanges:
         what = "nothing" if request.offer is None else "values"
         raise ModelError(f"a request offers {what}, unlike the method")

@@ -20,6 +20,7 @@ from fedspu.errors import (
 from fedspu.federation.checks import check_broadcast, read_request
 from fedspu.federation.client_memory import LostError, Shelf, ShelfError
 from fedspu.federation.engine import Answer, Cost, Missing
+from fedspu.federation.finishing import finish
 from fedspu.federation.messages import (
     JudgeReply,
     JudgeRequest,
@@ -144,6 +145,8 @@ class Client:
         """Merge what was received, train, and stop if the loss no longer falls."""
         plan, method = self.plan, self.plan.method
         turn = self._turn(request, memory)
+        if request.is_finish:
+            return self._finish(turn)
 
         # Choose the neurons that train; the rest are frozen, or cut off if slim.
         begin = ModelState(turn.merged)
@@ -181,6 +184,27 @@ class Client:
         )
         # The rule looks back as far as its patience, and no farther.
         return reply, Memory(own, losses[-rule.patience :], trained.extra)
+
+    def _finish(self, turn: Turn) -> tuple[TrainReply, Memory]:
+        """Keep the best of the client's own model and the server's, trained."""
+        plan = self.plan
+        part = turn.validation()
+
+        def judge(model: ModelState) -> Score:
+            return self._evaluate(self.workbench.place(model), [part])[0]
+
+        best = finish(turn, plan.method, plan.settings, judge)
+        reply = TrainReply(
+            round=turn.now.round,
+            client=turn.now.client,
+            active=None,
+            payload={},
+            num_examples=len(turn.x),
+            train_loss=best.train_loss,
+            val_loss=best.score.loss,
+            has_stopped=False,
+        )
+        return reply, replace(turn.memory, own=ModelState(best.state))
 
     def _turn(self, request: TrainRequest, memory: Memory) -> Turn:
         plan, offer = self.plan, request.offer
@@ -321,7 +345,7 @@ def judged_model(
 ) -> ModelState:
     """The values of the model that is judged, before it is made ready."""
     method = plan.method
-    if which == "personal" and method.judged_by == "own":
+    if which == "personal" and (memory.own is not None or method.keeps_own):
         return memory.own or ModelState(plan.initial)
     if global_state is None:
         raise ModelError("a request to judge came without the server's model")
@@ -335,7 +359,7 @@ def needs_memory(plan: Plan, request: Request) -> bool:
     """Whether a client needs what it keeps to reply; not for the server's model."""
     if not isinstance(request, JudgeRequest):
         return True
-    return request.which == "personal" and plan.method.judged_by == "own"
+    return request.which == "personal" and (plan.method.keeps_own or plan.finishes)
 
 
 def _full(plan: Plan, own: ModelState | None, initial: State | None) -> State:

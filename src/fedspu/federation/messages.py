@@ -5,9 +5,9 @@ examples. A message is a header, positions and values. Values are the blocks of 
 payload one after the other, in the order of the neuron table, which both sides have;
 positions say which neurons are active: as a bitmap, or as the random stream they were
 drawn from, whichever is shorter. Nothing else is sent, and the bytes counted are the
-bytes sent. ``wire.values`` may round values for the journey, in both directions and
-here alone, so every engine rounds alike; w0 and a state for all clients are always
-exact. Messages are written and read here; ``checks.py`` says which may be used.
+bytes sent. ``wire.values`` and ``wire.down`` may round values for the journey, here
+alone, so every engine rounds alike; w0 and a state for all clients are always exact.
+Messages are written and read here; ``checks.py`` says which may be used.
 """
 
 import struct
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from mmap import mmap
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ class TrainRequest:
 
     ``last`` is the round in which the client last took part, as far as the server
     knows: the client begins from its memory of that round. It is 0 if it never did.
+    ``is_finish``: the run has ended, and the client makes its last model; it sends
+    nothing back.
     """
 
     round: int
@@ -47,6 +49,7 @@ class TrainRequest:
     offer: Offer | None  # None: nothing is exchanged
     payload: Payload
     initial: State | None  # w0, at first contact
+    is_finish: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class Packet:
         return len(self.header) + len(self.positions)
 
 
-_TRAIN, _JUDGE = 1, 2
+_TRAIN, _JUDGE, _FINISH = 1, 2, 3
 _BITMAP, _STREAM, _SAME = b"b", b"s", b"="
 
 # Version, kind, round and client come first in every header.
@@ -155,11 +158,18 @@ def pack_request(plan: Plan, request: Request) -> Packet:
     has_offer = request.offer is not None
     return Packet(
         header=_TRAIN_REQUEST.pack(
-            VERSION, _TRAIN, request.round, request.client, request.last, has_offer
+            VERSION,
+            _FINISH if request.is_finish else _TRAIN,
+            request.round,
+            request.client,
+            request.last,
+            has_offer,
         ),
         positions=_pack_offer(plan, request.offer, request.client),
         values=pack_values(
-            rounded(plan, request.payload, f"round {request.round}: the server's")
+            rounded(
+                plan, request.payload, f"round {request.round}: the server's", "down"
+            )
         ),
         initial=pack_values(_initial_values(plan, request.initial)),
     )
@@ -182,14 +192,15 @@ def unpack_request(plan: Plan, packet: Packet) -> Request:
     payload: Payload = {}
     if has_offer:
         offer = _unpack_offer(plan, packet.positions, client)
-        payload = unpack_rounded(plan, plan.travelling(offer.active), packet.values)
+        where = plan.travelling(offer.active)
+        payload = unpack_rounded(plan, where, packet.values, "down")
     elif packet.positions or packet.values:
         raise ModelError("a request without an offer has positions or values")
     initial = None
     if packet.initial:
         sent = _whole(plan, plan.sent_initially)
         initial = {**plan.initial, **unpack_values(plan, sent, packet.initial)}
-    return TrainRequest(round, client, last, offer, payload, initial)
+    return TrainRequest(round, client, last, offer, payload, initial, kind == _FINISH)
 
 
 # Replies ------------------------------------------------------------------------------
@@ -224,7 +235,7 @@ def pack_reply(plan: Plan, request: Request, reply: Reply) -> Packet:
             val_loss,
         ),
         positions=_pack_returned(plan, request, reply.active),
-        values=pack_values(rounded(plan, reply.payload, "its")),
+        values=pack_values(rounded(plan, reply.payload, "its", "up")),
     )
 
 
@@ -249,7 +260,7 @@ def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
             active = offer.active
         else:
             active = _unpack_offer(plan, packet.positions, request.client).active
-        payload = unpack_rounded(plan, plan.travelling(active), packet.values)
+        payload = unpack_rounded(plan, plan.travelling(active), packet.values, "up")
     return TrainReply(
         round=round,
         client=client,
@@ -277,8 +288,8 @@ def _read_start(header: bytes) -> tuple[int, int, int]:
             f"a message of version {version}; this fedspu speaks version {VERSION}: "
             "use the same fedspu on both sides"
         )
-    if kind not in (_TRAIN, _JUDGE):
-        raise ModelError(f"a message of kind {kind}; expected {_TRAIN} or {_JUDGE}")
+    if kind not in (_TRAIN, _JUDGE, _FINISH):
+        raise ModelError(f"a message of kind {kind}; expected {_TRAIN} to {_FINISH}")
     return kind, round, client
 
 
@@ -425,8 +436,16 @@ FORMS = {
 }
 """The types that ``wire.values`` names."""
 
+Way = Literal["down", "up"]
+"""To a client, or to the server."""
 
-def wire_type(plan: Plan, name: str) -> torch.dtype:
+
+def _form(plan: Plan, way: Way) -> str:
+    wire = plan.settings.wire
+    return wire.down if way == "down" and wire.down is not None else wire.values
+
+
+def wire_type(plan: Plan, name: str, way: Way) -> torch.dtype:
     """The type in which the values of a tensor travel.
 
     Only float32 is rounded. Norm statistics are not: a variance of 65505 is nothing
@@ -435,37 +454,38 @@ def wire_type(plan: Plan, name: str) -> torch.dtype:
     own = plan.initial[name].dtype
     if own != torch.float32 or name in plan.neurons.statistics:
         return own
-    return FORMS[plan.settings.wire.values]
+    return FORMS[_form(plan, way)]
 
 
-def rounded(plan: Plan, payload: Payload, whose: str) -> Payload:
+def rounded(plan: Plan, payload: Payload, whose: str, way: Way) -> Payload:
     """The values in the types they travel in, to the nearest; refuses an overflow."""
-    if plan.settings.wire.values == "float32":
+    if _form(plan, way) == "float32":
         return payload
     found = {}
     for name, values in payload.items():
         found[name] = values
         # Values of another type than w0's are refused where they arrive.
         if values.dtype == plan.initial[name].dtype:
-            found[name] = values.detach().cpu().to(wire_type(plan, name))
+            found[name] = values.detach().cpu().to(wire_type(plan, name, way))
         if not is_finite(found[name]) and is_finite(values):
-            _refuse_overflow(plan, f"{whose} {name}", values)
+            _refuse_overflow(plan, f"{whose} {name}", values, way)
     return found
 
 
-def _refuse_overflow(plan: Plan, whose: str, values: Tensor) -> None:
-    form = plan.settings.wire.values
+def _refuse_overflow(plan: Plan, whose: str, values: Tensor, way: Way) -> None:
+    form, wire = _form(plan, way), plan.settings.wire
+    setting = "wire.down" if way == "down" and wire.down is not None else "wire.values"
     wider = "bfloat16 or float32" if form == "float16" else "float32"
     raise TrainingError(
-        f"{whose} has a value of size {float(values.abs().max()):g}, and wire.values = "
-        f"{form!r} holds at most {torch.finfo(FORMS[form]).max:g}; set wire.values to "
+        f"{whose} has a value of size {float(values.abs().max()):g}, and {setting} = "
+        f"{form!r} holds at most {torch.finfo(FORMS[form]).max:g}; set {setting} to "
         f"{wider}, or lower train.lr (it is {plan.settings.train.lr})"
     )
 
 
-def unpack_rounded(plan: Plan, blocks: Blocks, values: bytes) -> Payload:
+def unpack_rounded(plan: Plan, blocks: Blocks, values: bytes, way: Way) -> Payload:
     """The values of these blocks in w0's types, from the bytes they travelled as."""
-    types = {name: wire_type(plan, name) for name in blocks}
+    types = {name: wire_type(plan, name, way) for name in blocks}
     found = unpack_values(plan, blocks, values, types)
     return {name: part.to(plan.initial[name].dtype) for name, part in found.items()}
 

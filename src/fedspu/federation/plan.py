@@ -109,6 +109,11 @@ class Plan:
         return bool(self.sent_initially)
 
     @property
+    def finishes(self) -> bool:
+        """Whether clients make a last model once all rounds are played."""
+        return self.settings.method.finish > 0
+
+    @property
     def uses_global(self) -> bool:
         """Whether clients use the global model as it is."""
         return self.method.judged_by == "global" and self.method.ready is None
@@ -187,8 +192,31 @@ def check_choices(settings: Settings, method: Method, task: Task) -> None:
             f"task = {task.name!r}: {method.name} ({method.reading}) learns only "
             f"{', '.join(sorted(method.tasks))}"
         )
+    if settings.method.finish:
+        _check_finish(settings, method)
     check_guard(settings, method)
     check_settings(settings, task)
+
+
+def _check_finish(settings: Settings, method: Method) -> None:
+    """Refuse to finish where there is no server's model that a client could train."""
+    given = f"method.finish = {settings.method.finish}"
+    why = ""
+    if not method.exchanges:
+        why = (
+            f"clients of {method.name} exchange nothing, so there is no server's model"
+        )
+    elif method.is_slim or method.judged_by == "slice":
+        why = f"clients of {method.name} have only a part of the model"
+    elif method.ready is not None:
+        why = f"clients of {method.name} make their models ready in a way of their own"
+    if why:
+        raise SettingsError(f"{given}: {why}; leave it out, or use another method")
+    if settings.data.split == "paper":
+        raise SettingsError(
+            f"{given}: clients would choose a model by the examples they are tested "
+            "on; set data.split to three-way"
+        )
 
 
 def make_plan(

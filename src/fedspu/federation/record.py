@@ -16,6 +16,7 @@ from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.plan import Plan
 from fedspu.federation.rounds import Round, Scores, Values
 from fedspu.federation.server import Federation
+from fedspu.methods import suggested_by
 from fedspu.settings import MethodSettings
 
 COSTS = ("bytes_initial", "bytes_down", "bytes_up", "index_bytes")
@@ -73,6 +74,7 @@ def record_round(
         ),
         "stopped_clients": len(played.federation.stopped),
         **{name: sum(getattr(cost, name) for cost in costs) for name in COSTS},
+        **({"is_finish": True} if played.federation.is_finished else {}),
     }
     return {
         "rounds.jsonl": [round_line],
@@ -142,6 +144,7 @@ def summarise(
     for client, score in sorted(scores.personal.items()):
         by_capacity.setdefault(str(float(plan.capacity(client))), []).append(score.test)
     settings, metric = plan.settings, plan.task.metric
+    costs, of_finish = _costs(rounds, times)
     worst = sorted(
         (score.test for score in scores.personal.values()),
         reverse=not metric.is_higher_better,
@@ -160,7 +163,7 @@ def summarise(
         "split": settings.data.split,
         "early_stopping": settings.early_stopping.on,
         "seed": settings.seed,
-        "rounds_played": federation.round,
+        "rounds_played": federation.round - federation.is_finished,
         "stopped_clients": len(federation.stopped),
         **_named("personal_", metric.name, scores.personal_mean),
         f"personal_{metric.name}_by_capacity": {
@@ -171,8 +174,8 @@ def summarise(
         "participating_clients": len(federation.last),
         **_named("participating_", metric.name, scores.participating_mean),
         **_named("global_", metric.name, scores.global_),
-        **{name: sum(line[name] for line in rounds) for name in COSTS},
-        **{name: sum(line[name] for line in times) for name in TIMES},
+        **costs,
+        **{f"finish_{name}": n for name, n in of_finish.items() if plan.finishes},
         "workers": facts.num_workers,
         "kernels": settings.train.kernels,
         "missing_turns": sum(len(line["missing_clients"]) for line in rounds),
@@ -185,6 +188,19 @@ def summarise(
         "environment": environment(),
         **find_guard(settings.guard).facts(plan, federation.round),
     }
+
+
+def _costs(
+    rounds: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What all rounds cost, and apart from them the last models of clients."""
+    last = {line["round"] for line in rounds if line.get("is_finish")}
+    sums: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for found, is_finish in zip(sums, (False, True), strict=True):
+        for names, lines in ((COSTS, rounds), (TIMES, times)):
+            these = [line for line in lines if (line["round"] in last) == is_finish]
+            found.update({name: sum(line[name] for line in these) for name in names})
+    return sums
 
 
 def what_was_lost(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -205,6 +221,9 @@ def what_was_lost(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def label(chosen: MethodSettings) -> str:
     """A method's name, with its reading and options: ``fedavg@finetune=5``."""
-    options = [f"{name}={str(value).lower()}" for name, value in chosen.options.items()]
+    given = dict(chosen.options)
+    if chosen.finish != suggested_by(chosen.name).get("method.finish", 0):
+        given["finish"] = chosen.finish
+    options = [f"{name}={str(value).lower()}" for name, value in given.items()]
     reading = [] if chosen.reading is None else [chosen.reading]
     return "@".join([chosen.name, *reading, *options])

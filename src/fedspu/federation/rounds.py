@@ -16,6 +16,7 @@ from fedspu.federation.plan import Plan
 from fedspu.federation.server import (
     Federation,
     TrainRequests,
+    finished_federation,
     judge_requests,
     next_federation,
     update_of,
@@ -97,7 +98,8 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
     ignored: dict[int, int] = {}
 
     # Server: send each chosen client the blocks that the method offers it.
-    requests = TrainRequests(federation, plan, federation.round + 1)
+    is_finish = has_ended(federation, plan)
+    requests = TrainRequests(federation, plan, federation.round + 1, is_finish)
     combined = answered(
         plan.method,
         "combine",
@@ -126,7 +128,10 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
     if len(requests) > 1 or not federation.last:
         _refuse_if_all_failed(requests.t, len(requests), missing)
     replies = {client: used.reply for client, used in answers.items()}
-    federation = next_federation(plan, federation, combined.result(), replies)
+    if is_finish:  # nothing came back
+        federation = finished_federation(federation, replies)
+    else:
+        federation = next_federation(plan, federation, combined.result(), replies)
     return Round(
         federation,
         answers,
@@ -266,6 +271,11 @@ def play(
 
 
 def is_over(federation: Federation, plan: Plan) -> bool:
+    """Whether the run has ended, and clients have made their last models, if any."""
+    return has_ended(federation, plan) and (federation.is_finished or not plan.finishes)
+
+
+def has_ended(federation: Federation, plan: Plan) -> bool:
     """Whether all rounds are played, or every client has stopped (Alg. 2, line 23)."""
     return (
         federation.round >= plan.settings.rounds
@@ -299,9 +309,9 @@ def judge(
     the turns of all who were asked went wrong, or several were asked and all are lost.
     A score that is refused is never an error: its client alone is to blame.
     """
-    is_own = which == "personal" and plan.method.keeps_own
+    is_own = which == "personal" and has_own_models(federation, plan)
     requests = judge_requests(federation, list(clients), which)
-    broadcast = None if is_own else federation.global_state
+    broadcast = None if is_own else federation.shown_state
     scores: dict[int, Values] = {}
     missing: dict[int, Missing] = {}
     refused: dict[int, str] = {}
@@ -332,6 +342,11 @@ def judge(
     )
 
 
+def has_own_models(federation: Federation, plan: Plan) -> bool:
+    """Whether clients that took part are judged by a model that they keep."""
+    return plan.method.keeps_own or federation.is_finished
+
+
 def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
     """Judge the models that changed; ask every client only in rounds when it is due.
 
@@ -339,7 +354,8 @@ def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
     holds for the global model, if nobody could judge it.
     """
     began = perf_counter()
-    federation, method = played.federation, plan.method
+    federation = played.federation
+    has_own = has_own_models(federation, plan)
     everyone = plan.judged_clients
     personal, global_ = dict(known.personal), known.global_
     judged: dict[int, Values] = {}
@@ -352,7 +368,7 @@ def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
         ignored.update(found.ignored)
         return found.scores
 
-    if method.keeps_own:
+    if has_own:
         judged = ask([k for k in everyone if k in played.answers], "personal")
         personal.update(judged)
     is_due = is_over(federation, plan) or (
@@ -361,9 +377,9 @@ def _judged(plan: Plan, engine: Engine, played: Round, known: Scores) -> Round:
     if is_due and plan.has_global:
         global_scores = ask(everyone, "global")
         global_ = _mean(global_scores.values()) if global_scores else global_
-        if plan.uses_global:
+        if plan.uses_global and not has_own:
             personal.update(global_scores)
-    if is_due and not method.keeps_own and not plan.uses_global:
+    if is_due and not has_own and not plan.uses_global:
         personal.update(ask(everyone, "personal"))
     personal = {client: personal[client] for client in everyone if client in personal}
     took_part = frozenset(federation.last) & frozenset(personal)

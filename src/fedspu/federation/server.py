@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -32,6 +32,18 @@ class Federation:
     extra: State = field(default_factory=dict)
     # How many training examples each client has, as it first said.
     num_examples: Mapping[int, int] = field(default_factory=dict)
+    # Whether clients have made their last models, if they do (method.finish).
+    is_finished: bool = False
+
+    @property
+    def shown_state(self) -> State:
+        """The server's model as it is judged, handed out and finished from."""
+        means = {
+            name.removeprefix(EMA): values
+            for name, values in self.extra.items()
+            if name.startswith(EMA)
+        }
+        return {**self.global_state, **means}
 
 
 # Who takes part, and what is sent -----------------------------------------------------
@@ -60,18 +72,31 @@ def _nth_left(stopped: list[int], i: int) -> int:
 
 
 class TrainRequests(Mapping[int, TrainRequest]):
-    """A round's requests, each made when it is asked for: payloads take memory."""
+    """A round's requests, each made when it is asked for: payloads take memory.
 
-    def __init__(self, federation: Federation, plan: Plan, t: int) -> None:
+    ``is_finish``: the last of all, to every client, with the whole of the server's
+    model.
+    """
+
+    def __init__(
+        self, federation: Federation, plan: Plan, t: int, is_finish: bool = False
+    ) -> None:
         self.federation, self.plan, self.t = federation, plan, t
-        self._clients = choose_clients(federation, plan, t)
+        self.is_finish = is_finish
+        self._state = federation.shown_state if is_finish else federation.global_state
+        self._clients = list(range(plan.num_clients))
+        if not is_finish:
+            self._clients = choose_clients(federation, plan, t)
         self._offers: dict[int, Offer | None] = {}  # to clients not yet heard of
+        self._whole = Offer(plan.neurons.everything())
 
     def offer(self, client: int) -> Offer | None:
         """What the method offers one client (Algorithms 1 and 2, line 6)."""
         method, federation = self.plan.method, self.federation
         if method.offer is None:
             return None
+        if self.is_finish:
+            return self._whole
         kept = federation.kept.get(client)
         now = self.plan.client_round(self.t, client, kept, federation.extra)
         return answered(method, "offer", method.offer(now), Offer)
@@ -88,8 +113,9 @@ class TrainRequests(Mapping[int, TrainRequest]):
             client=client,
             last=federation.last.get(client, 0),
             offer=offer,
-            payload=extract(federation.global_state, where),
+            payload=extract(self._state, where),
             initial=plan.initial if is_new and plan.sends_initial else None,
+            is_finish=self.is_finish,
         )
 
     def asked(self, client: int) -> TrainRequest:
@@ -99,7 +125,7 @@ class TrainRequests(Mapping[int, TrainRequest]):
         else:
             offer = self.offer(client)
         last = self.federation.last.get(client, 0)
-        return TrainRequest(self.t, client, last, offer, payload={}, initial=None)
+        return TrainRequest(self.t, client, last, offer, {}, None, self.is_finish)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
@@ -148,23 +174,39 @@ def next_federation(
         plan.neurons.statistics,
     )
     _check_finite(t, state, plan.settings)
+    if plan.settings.server.average == "ema":
+        extra = _with_mean(extra, state, plan.settings.server.decay)
     if method.server is not None:
         found = answered(method, "server", method.server(extra, replies), dict)
         extra = {**extra, **found}
     chosen = {}
     if method.is_choice:
         chosen = {k: r.active for k, r in replies.items() if r.active is not None}
-    return Federation(
-        round=t,
+    return replace(
+        _with_turns(before, replies),
         global_state=state,
         stopped=before.stopped | {k for k, r in replies.items() if r.has_stopped},
-        last={**before.last, **dict.fromkeys(replies, t)},
         kept={**before.kept, **chosen},
         extra=extra,
-        num_examples={
-            **before.num_examples,
-            **{k: r.num_examples for k, r in replies.items()},
-        },
+    )
+
+
+def finished_federation(
+    before: Federation, replies: Mapping[int, TrainReply]
+) -> Federation:
+    """The server's state once clients have made their last models."""
+    return replace(_with_turns(before, replies), is_finished=True)
+
+
+def _with_turns(before: Federation, replies: Mapping[int, TrainReply]) -> Federation:
+    """One round later: who took part in it, and with how many examples."""
+    t = before.round + 1
+    counts = {client: reply.num_examples for client, reply in replies.items()}
+    return replace(
+        before,
+        round=t,
+        last={**before.last, **dict.fromkeys(replies, t)},
+        num_examples={**before.num_examples, **counts},
     )
 
 
@@ -186,8 +228,20 @@ def _check_finite(t: int, state: State, settings: Settings) -> None:
 
 # The server's optimizer ---------------------------------------------------------------
 
-MEAN, SQUARE = "server momentum:", "server square:"
-"""Prefixes of names in the server's memory: the running means of its steps."""
+MEAN, SQUARE, EMA = "server momentum:", "server square:", "server mean:"
+"""Prefixes of names in the server's memory: running means of its steps, of its model.
+"""
+
+
+def _with_mean(extra: State, state: State, decay: float) -> State:
+    """The server's memory with the running mean of its model moved by one round."""
+    means = {}
+    for name, values in state.items():
+        if values.is_floating_point():
+            before = extra.get(f"{EMA}{name}", values).double()
+            mean = decay * before + (1 - decay) * values.double()
+            means[f"{EMA}{name}"] = mean.to(values.dtype)
+    return {**extra, **means}
 
 
 def take_server_step(

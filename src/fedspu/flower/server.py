@@ -179,7 +179,7 @@ class Server:
         )
         if self.folder is not None:
             self.folder.finish(summary)
-        played, asked = self.last.federation.round, self.plan.settings.rounds
+        played, asked = summary["rounds_played"], self.plan.settings.rounds
         why = "every device has stopped" if played < asked else "as many as asked for"
         log.info("the run is finished after round %s: %s", played, why)
         return summary
@@ -406,10 +406,10 @@ class Server:
         """A round in one line, for the log."""
         metric = self.plan.task.metric
         number = len(played.answers)
-        parts = [
-            f"round {line['round']} of {self.plan.settings.rounds}: {number} "
-            f"device{'' if number == 1 else 's'}"
-        ]
+        what = f"round {line['round']} of {self.plan.settings.rounds}"
+        if played.federation.is_finished:
+            what = "last models"
+        parts = [f"{what}: {number} device{'' if number == 1 else 's'}"]
         if (score := line[f"personal_{metric.name}"]) is not None:
             parts.append(f"personal {metric.title} {metric.show(score)}")
         if line["stopped_clients"]:

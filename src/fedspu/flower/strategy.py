@@ -103,7 +103,7 @@ class FedSPUStrategy(Strategy):
                     }
                 )
                 result.evaluate_metrics_clientapp[t] = found
-            result.arrays = as_arrays(played.federation.global_state)
+            result.arrays = as_arrays(played.federation.shown_state)
             if evaluate_fn and (found_there := evaluate_fn(t, result.arrays)):
                 result.evaluate_metrics_serverapp[t] = found_there
 

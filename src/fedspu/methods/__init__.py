@@ -1,6 +1,7 @@
 """The federated methods by name; each has a file of its own, imported when needed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -15,6 +16,7 @@ from fedspu.methods.options import (
     FedALAOptions,
     FedAvgOptions,
     FedRepOptions,
+    FedSPUOptions,
     FjordOptions,
     HeadOptions,
     Options,
@@ -31,16 +33,28 @@ class Entry:
     """A method in one reading: where its record is, and what can be set for it.
 
     ``place`` is ``module:attribute``: a Method, or a function from options to one.
+    ``suggests`` are settings that it is meant to be used with, by dotted name.
     """
 
     name: str
     place: str
     reading: str = "paper"
     options: type[Options] = Options
+    suggests: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 CATALOGUE: tuple[Entry, ...] = (
-    Entry("fedspu", "fedspu.methods.fedspu:fedspu"),
+    Entry("fedspu", "fedspu.methods.fedspu:make_fedspu", options=FedSPUOptions),
+    Entry(
+        "fedspu-plus",
+        "fedspu.methods.fedspu:fedspu_plus",
+        reading="original",
+        suggests={
+            "method.finish": 10,
+            "server.average": "ema",
+            "wire.down": "bfloat16",
+        },
+    ),
     Entry("fjord", "fedspu.methods.sub_model.fjord:fjord"),
     Entry("hermes", "fedspu.methods.sub_model.hermes:hermes"),
     Entry("fedmp", "fedspu.methods.sub_model.fedmp:fedmp"),
@@ -74,6 +88,12 @@ CATALOGUE: tuple[Entry, ...] = (
 """All methods; where one has two readings, the default comes first."""
 
 METHODS = tuple(dict.fromkeys(entry.name for entry in CATALOGUE))
+
+
+def suggested_by(method: str) -> Mapping[str, Any]:
+    """The settings that one of our methods is meant to be used with."""
+    known = {entry.name: entry.suggests for entry in CATALOGUE if entry.suggests}
+    return known.get(method, {})
 
 
 def find_entry(name: str, reading: str | None = None) -> Entry:

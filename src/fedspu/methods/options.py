@@ -4,7 +4,7 @@ A method with options is a function from them to its record. They are in this fi
 which does not import PyTorch, so that a wrong setting is refused at once.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class Options(Table):
     """The options of a method; by default it has none."""
+
+
+class FedSPUOptions(Options):
+    """The options of fedspu."""
+
+    context: Literal["own", "global"] = setting(
+        "own",
+        "What surrounds the neurons that train: the client's own model, as in the "
+        "paper, or the server's, which is then sent whole in every round.",
+    )
 
 
 class FedAvgOptions(Options):

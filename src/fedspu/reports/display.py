@@ -92,6 +92,8 @@ class Display:
         )
         t, rounds = played.federation.round, plan.settings.rounds
         label, place = f"{self.label} round".lstrip(), f"{t}/{rounds}"
+        if played.federation.is_finished:
+            label, place = f"{self.label} last models".lstrip(), ""
         if self._bar:
             if self._begun is None:
                 self._bar.update(self._task, visible=False)
@@ -100,7 +102,7 @@ class Display:
                 )
             self._bar.update(
                 self._begun,
-                completed=t,
+                completed=min(t, rounds),
                 news=_fitting(shown, self.console.width - len(label + place)),
                 place=place,
             )

@@ -18,6 +18,7 @@ def method_rows(methods: Mapping[Entry, Method]) -> list[dict[str, str]]:
             "reading": method.reading,
             **dict(zip(COLUMNS, method.in_words, strict=True)),
             "options": "; ".join(_options(entry)),
+            "it sets": ", ".join(f"{n} = {v}" for n, v in entry.suggests.items()),
             "from": method.reference,
         }
         for entry, method in methods.items()
@@ -42,7 +43,7 @@ def method_table(rows: Sequence[Mapping[str, str]]) -> Table:
         table.add_row(
             f"[not dim bold]{row['method']}[/]", f"[bold]{row['from']}{reading}[/]"
         )
-        for title in (*COLUMNS, "options"):
+        for title in (*COLUMNS, "options", "it sets"):
             if row[title]:
                 table.add_row(f"  {title}", row[title])
         table.add_row("", "")

@@ -52,6 +52,14 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         f"by the clock, all clients added up ({cpu} of CPU time); "
         f"{duration(summary['critical_seconds'])} if each had its own device",
     )
+    if "finish_bytes_down" in summary:
+        table.add_row(
+            "last models",
+            size(summary["finish_bytes_down"]),
+            "of the server's model, sent to all clients once; "
+            f"{duration(summary['finish_train_cpu_seconds'])} of CPU time to train it; "
+            "both are besides the above",
+        )
     stopped = summary["stopped_clients"]
     rounds = str(summary["rounds_played"])
     table.add_row(

@@ -302,6 +302,7 @@ class RunFolder:
                 global_state=global_state,
                 extra=extra,
                 global_score=scores.global_,
+                are_clients_finished=federation.is_finished,
             )
         )
         self._saved = Checkpoint(replace(federation, global_state={}), scores)

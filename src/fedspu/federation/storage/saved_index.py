@@ -73,6 +73,7 @@ class Index(_Strict):
     global_state: Mark
     extra: Mark | None
     global_score: Values | None
+    are_clients_finished: bool = False  # by method.finish
 
 
 class JournalLine(_Strict):

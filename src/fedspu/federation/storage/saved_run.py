@@ -168,6 +168,7 @@ class SavedRun:
                 last,
                 kept,
                 num_examples=num_examples,
+                is_finished=self.index.are_clients_finished,
             ),
             Scores(personal, took_part, self.index.global_score),
         )

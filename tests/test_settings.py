@@ -26,6 +26,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     # name: (the paper's value or ours where the paper has none, another good one)
     "method.name": ("fedspu", "local"),
     "method.reading": (None, "original"),
+    "method.finish": (0, 10),
     "data.name": ("digits", "arrays:my.npz"),
     "data.dir": (None, "somewhere"),
     "data.partition": ("dirichlet", "iid"),
@@ -59,6 +60,8 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "server.momentum": (0.9, 0.0),
     "server.beta2": (0.99, 0.999),
     "server.epsilon": (1e-3, 1e-8),
+    "server.average": ("last", "ema"),
+    "server.decay": (0.9, 0.5),
     "guard.rule": ("none", "krum"),
     "guard.share": (0.2, 0.4),
     "guard.noise": (0.0, 1.5),
@@ -74,6 +77,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "early_stopping.patience": (1, 3),
     "norm.policy": ("aggregate", "local"),
     "wire.values": ("float32", "bfloat16"),
+    "wire.down": (None, "float16"),
     "judge.every": (10, 1),
     "judge.clients": (None, 5),
     "seed": (0, 7),
@@ -96,6 +100,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "server.momentum": {"server.optimizer": "momentum"},
     "server.beta2": {"server.optimizer": "adam"},
     "server.epsilon": {"server.optimizer": "adam"},
+    "server.decay": {"server.average": "ema"},
     "guard.share": {"guard.rule": "trimmed-mean"},
     "guard.noise": {"guard.clip": 1.0},
     "guard.clip": {"guard.noise": 1.0},
@@ -203,6 +208,7 @@ def test_a_written_file_names_every_setting_that_has_a_value() -> None:
         "train.schedule_rounds",
         "workers",
         "ray_address",
+        "wire.down",
     }
 
 
@@ -500,6 +506,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("norm.policy", "global", "'aggregate' or 'local'"),
     ("wire.values", "float8", "'float32', 'float16' or 'bfloat16'"),
     ("wire.values", 16, "'float32', 'float16' or 'bfloat16'"),
+    ("wire.down", "float8", "'float32', 'float16' or 'bfloat16'"),
+    ("server.average", "mean", "'last' or 'ema'"),
+    ("server.decay", 1.0, "below 1"),
+    ("server.decay", -0.5, "number, 0 or more"),
+    ("method.finish", -1, "a whole number, 0 or more"),
+    ("method.finish", 1.5, "a whole number"),
     ("judge.every", 0, "a whole number, 1 or more"),
     ("judge.clients", 0, "a whole number, 1 or more"),
     ("seed", -1, "number, 0 or more"),

@@ -37,12 +37,12 @@ def export_own(
             "--trust"
         )
     plan, client, t = kept.plan(), kept.client, kept.round
-    memory, examples = kept.memory(plan), kept.examples(plan)
-    if not plan.method.keeps_own and memory.own is None:
+    if not (plan.method.keeps_own or plan.finishes):
         raise SettingsError(
             f"clients of {plan.method.name} keep no model of their own; export the "
             "server's, on the server"
         )
+    memory, examples = kept.memory(plan), kept.examples(plan)
     model = ready_model(plan, examples, t, client, memory, {}, "personal")
     slim = memory.own.active if memory.own else None
     part = examples.part(client, "test")

@@ -94,7 +94,7 @@ def exportable(found: SavedClient, data: Data | None) -> Exportable:
         )
     model, data_ = found.model(examples), examples.data
     part = examples.part(client, "test")
-    t = found.federation.round
+    t = found.federation.rounds_played
     return described(plan, client, t, found.kept(), model, data_, part)
 
 

@@ -145,6 +145,7 @@ def summarise(
         by_capacity.setdefault(str(float(plan.capacity(client))), []).append(score.test)
     settings, metric = plan.settings, plan.task.metric
     costs, of_finish = _costs(rounds, times)
+    played = federation.rounds_played
     worst = sorted(
         (score.test for score in scores.personal.values()),
         reverse=not metric.is_higher_better,
@@ -163,7 +164,7 @@ def summarise(
         "split": settings.data.split,
         "early_stopping": settings.early_stopping.on,
         "seed": settings.seed,
-        "rounds_played": federation.round - federation.is_finished,
+        "rounds_played": played,
         "stopped_clients": len(federation.stopped),
         **_named("personal_", metric.name, scores.personal_mean),
         f"personal_{metric.name}_by_capacity": {
@@ -186,7 +187,7 @@ def summarise(
         "unjudged_turns": sum(len(line.get("unjudged_clients", {})) for line in rounds),
         "peak_rss_bytes": facts.peak_bytes,
         "environment": environment(),
-        **find_guard(settings.guard).facts(plan, federation.round),
+        **find_guard(settings.guard).facts(plan, played),
     }
 
 

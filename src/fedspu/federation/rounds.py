@@ -98,7 +98,7 @@ def play_round(federation: Federation, plan: Plan, engine: Engine) -> Round:
     ignored: dict[int, int] = {}
 
     # Server: send each chosen client the blocks that the method offers it.
-    is_finish = has_ended(federation, plan)
+    is_finish = plan.finishes and has_ended(federation, plan)
     requests = TrainRequests(federation, plan, federation.round + 1, is_finish)
     combined = answered(
         plan.method,

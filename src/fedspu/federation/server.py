@@ -36,6 +36,11 @@ class Federation:
     is_finished: bool = False
 
     @property
+    def rounds_played(self) -> int:
+        """How many rounds were played, without the one for last models."""
+        return self.round - self.is_finished
+
+    @property
     def shown_state(self) -> State:
         """The server's model as it is judged, handed out and finished from."""
         means = {
@@ -84,18 +89,18 @@ class TrainRequests(Mapping[int, TrainRequest]):
         self.federation, self.plan, self.t = federation, plan, t
         self.is_finish = is_finish
         self._state = federation.shown_state if is_finish else federation.global_state
-        self._clients = list(range(plan.num_clients))
-        if not is_finish:
-            self._clients = choose_clients(federation, plan, t)
         self._offers: dict[int, Offer | None] = {}  # to clients not yet heard of
-        self._whole = Offer(plan.neurons.everything())
+        self._whole: Offer | None = None
+        if is_finish:
+            self._clients = list(range(plan.num_clients))
+            self._whole = Offer(plan.neurons.everything())
+        else:
+            self._clients = choose_clients(federation, plan, t)
 
     def offer(self, client: int) -> Offer | None:
         """What the method offers one client (Algorithms 1 and 2, line 6)."""
         method, federation = self.plan.method, self.federation
-        if method.offer is None:
-            return None
-        if self.is_finish:
+        if method.offer is None or self._whole is not None:
             return self._whole
         kept = federation.kept.get(client)
         now = self.plan.client_round(self.t, client, kept, federation.extra)

@@ -72,7 +72,8 @@ def write_plan(
             seed=run.cell.seed,
             tuned=dict(run.cell.tuned),
             kind=f"{run.cell.method} {run.settings.data.name} {run.settings.model}",
-            rounds=run.settings.rounds,
+            # Last models are one more round.
+            rounds=run.settings.rounds + bool(run.settings.method.finish),
             may_end_early=run.settings.early_stopping.on,
         )
         for run in runs

@@ -27,7 +27,7 @@ from fedspu.conformance.recorded_turns import (
 from fedspu.conformance.recording import RecordedTraining, RecordedTurn, Recording
 from fedspu.federation.messages import TrainReply, pack_reply
 from fedspu.federation.record import COSTS
-from fedspu.federation.server import MEAN, SQUARE
+from fedspu.federation.server import EMA, MEAN, SQUARE
 from fedspu.neurons.table import Active
 
 
@@ -79,7 +79,7 @@ def only_what_was_trained_leaves_a_client(case: Case) -> None:
     for federation in run.federations:
         if extra := {entry.name for entry in fields(federation)} - SERVER_KNOWS:
             raise Broken(f"the server also keeps {', '.join(sorted(extra))}")
-        own = {n for n in federation.extra if not n.startswith((MEAN, SQUARE))}
+        own = {n for n in federation.extra if not n.startswith((MEAN, SQUARE, EMA))}
         if own and case.method.server is None:
             raise Broken(f"the server also keeps {', '.join(sorted(own))}")
         for client, kept in federation.kept.items():
@@ -94,6 +94,7 @@ def only_what_was_trained_leaves_a_client(case: Case) -> None:
 
 SERVER_KNOWS = {
     *("round", "global_state", "stopped", "last", "kept", "extra", "num_examples"),
+    "is_finished",
 }
 REPLY_HOLDS = {
     *(

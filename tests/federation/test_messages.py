@@ -484,8 +484,10 @@ def test_a_message_of_another_version_is_refused(message: str, version: int) -> 
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-@pytest.mark.parametrize("kind", [0, 3, 255])
+@pytest.mark.parametrize("kind", [0, 3, 4, 255])
 def test_a_message_of_another_kind_is_refused(message: str, kind: int) -> None:
+    if kind == 3 and "request" in message:
+        return  # a request to make the last model
     read, packet = headers()[message]
     header = packet.header[:1] + bytes([kind]) + packet.header[2:]
     with pytest.raises(ModelError, match=rf"^a message of kind {kind}; expected 1 or"):

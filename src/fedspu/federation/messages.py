@@ -177,7 +177,7 @@ def pack_request(plan: Plan, request: Request) -> Packet:
 
 def unpack_request(plan: Plan, packet: Packet) -> Request:
     """Read a request from its bytes, with the plan and nothing else."""
-    kind, round, client = _read_start(packet.header)
+    kind, round, client = _read_start(packet.header, (_TRAIN, _JUDGE, _FINISH))
     if not client < plan.num_clients:
         raise ModelError(
             f"a request for client {client}; expected 0 to {plan.num_clients - 1}"
@@ -241,7 +241,7 @@ def pack_reply(plan: Plan, request: Request, reply: Reply) -> Packet:
 
 def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
     """Read the reply to a request from its bytes."""
-    kind, round, client = _read_start(packet.header)
+    kind, round, client = _read_start(packet.header, (_TRAIN, _JUDGE))
     if kind == _JUDGE:
         _refuse_more_than_a_header(packet)
         return JudgeReply(round, client, *_header(_JUDGE_REPLY, packet.header))
@@ -276,8 +276,8 @@ def unpack_reply(plan: Plan, request: Request, packet: Packet) -> Reply:
 # Headers and positions ----------------------------------------------------------------
 
 
-def _read_start(header: bytes) -> tuple[int, int, int]:
-    """The kind, round and client of a message."""
+def _read_start(header: bytes, kinds: tuple[int, ...]) -> tuple[int, int, int]:
+    """The kind, round and client of a message of one of these kinds."""
     if len(header) < _START.size:
         raise ModelError(
             f"a header of {len(header)} bytes; expected at least {_START.size}"
@@ -288,8 +288,9 @@ def _read_start(header: bytes) -> tuple[int, int, int]:
             f"a message of version {version}; this fedspu speaks version {VERSION}: "
             "use the same fedspu on both sides"
         )
-    if kind not in (_TRAIN, _JUDGE, _FINISH):
-        raise ModelError(f"a message of kind {kind}; expected {_TRAIN} to {_FINISH}")
+    if kind not in kinds:
+        expected = " or ".join(map(str, kinds))
+        raise ModelError(f"a message of kind {kind}; expected {expected}")
     return kind, round, client
 
 

@@ -100,6 +100,12 @@ def choose(
 ) -> tuple[Settings, Method, Task]:
     """Complete settings, and the method and task they name; opens no file."""
     flat = dict(flatten(given))
+    for name, value in {"model": model, "method.name": method, "task": task}.items():
+        if isinstance(value, str):
+            raise SettingsError(
+                f"{name.partition('.')[0]} = {value!r}: a name goes into the settings, "
+                f"as in simulate({{{name!r}: {value!r}}})"
+            )
     if data is not None:
         flat["data.name"] = FROM_MEMORY
     in_python = set()

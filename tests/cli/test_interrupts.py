@@ -5,6 +5,7 @@ import pty
 import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -105,3 +106,32 @@ def test_only_the_first_ctrl_c_counts_while_a_command_ends(
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # Python itself ends
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+LOADED = """
+import sys
+from fedspu.cli import console
+from fedspu.cli.console import one_interrupt
+sys.path.insert(0, sys.argv[1])
+with one_interrupt():
+    try:
+        import slow
+    except Exception as error:
+        print("lost:", error)
+"""
+
+
+def test_an_interrupt_is_not_lost_while_modules_are_loaded(tmp_path: Path) -> None:
+    """Compiled modules turn it into another error, or into none."""
+    (tmp_path / "slow.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    for _ in range(10**7): pass\n"
+        "except BaseException:\n"
+        "    raise ImportError('as numpy does') from None\n"
+    )
+    words = [sys.executable, "-c", LOADED, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "\nerror: interrupted\n"

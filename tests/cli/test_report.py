@@ -31,6 +31,21 @@ def test_a_comparison_says_where_its_report_is(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("nets")
+def test_a_page_of_somebody_else_is_not_written_over(command: Command) -> None:
+    for method in ("fedspu", "local"):
+        command("run", "small.toml", "--method", method, "--out", method)
+    Path("report.html").write_text("<!doctype html>my own page")
+    refused = command("report", "fedspu", "local")
+    assert refused.code == 2
+    assert "report.html is there already, and is no report of fedspu; --html" in (
+        refused.err
+    )
+    assert Path("report.html").read_text() == "<!doctype html>my own page"
+    assert command("report", "fedspu", "local", "--html", "report.html").code == 0
+    assert command("report", "fedspu", "local").code == 0  # it is ours now
+
+
+@pytest.mark.usefixtures("nets")
 def test_single_runs_are_reported_where_one_says(command: Command) -> None:
     for method in ("fedspu", "local"):
         command("run", "small.toml", "--method", method, "--out", method)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu.engines.workers import can_fork
-from fedspu.errors import MethodError, SettingsError, StorageError, TrainingError
+from fedspu.errors import (
+    MethodError,
+    ModelError,
+    SettingsError,
+    StorageError,
+    TrainingError,
+)
 from fedspu.federation.client import Client
 from fedspu.federation.client_memory import Shelf, ShelfError
 from fedspu.federation.messages import JudgeReply, JudgeRequest, TrainRequest
 from fedspu.federation.server import Federation, choose_clients
-from fedspu.methods.method import Memory
+from fedspu.methods.fedspu import fedspu as fedspu_record
+from fedspu.methods.method import Memory, Offer
 from tests.oracles.federation import (
     CLASSES,
     ConvNet,
@@ -298,3 +306,37 @@ def test_a_shelf_that_cannot_be_read_ends_the_run(
     monkeypatch.setattr(Shelf, "get", get)
     with pytest.raises(StorageError, match="cannot be read"):
         run()
+
+
+# A method's own code on the server ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offer", "says"),
+    [
+        (lambda now: 1 / 0, "its offer raised ZeroDivisionError"),
+        (lambda now: Offer({"conv1": [0]}), "has a list for group 'conv1'; expected a"),
+        (lambda now: Offer([0, 1]), "an Offer of a list; expected a dict"),
+    ],
+)
+def test_an_offer_that_cannot_be_made_is_one_line(offer: Any, says: str) -> None:
+    method = replace(fedspu_record, name="mine", offer=offer)
+    with pytest.raises(MethodError, match=says) as caught:
+        fedspu.simulate(named(), model=ConvNet, data=examples(), method=method)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["method", "model", "task"])
+def test_a_name_given_instead_of_an_object_says_where_names_go(name: str) -> None:
+    key = "method.name" if name == "method" else name
+    says = rf"^{name} = 'local': a name goes into the settings.*'{key}': 'local'"
+    given: dict[str, Any] = {name: "local"}
+    with pytest.raises(SettingsError, match=says):
+        fedspu.simulate(named(), data=examples(), **given)
+
+
+def test_many_wrong_neurons_are_not_all_listed() -> None:
+    table = plan_for().neurons
+    active = {**table.everything(), "conv1": torch.arange(5000)}
+    with pytest.raises(ModelError, match=r"got \[0, 1, .*, 9, …\], 5000 in all$"):
+        table.blocks(active)

@@ -422,3 +422,15 @@ def test_if_every_run_fails_nothing_is_left(
     with pytest.raises(FedSPUError, match=r"2 of 2 runs failed; .*; so did 1 more"):
         compare(given, ["local"], [1.0], [0, 1], tmp_path / "some/where/out")
     assert not (tmp_path / "some").exists()
+
+
+def test_a_comparison_of_other_data_is_not_mixed_into_a_folder(tmp_path: Path) -> None:
+    """Not even if its runs would have other names, by another alpha."""
+    given = {"rounds": 1, "clients.number": 5, "clients.per_round": 2}
+    alone: dict[str, Any] = {"seeds": [0], "out": tmp_path / "both", "parallel": 1}
+    fedspu.compare(["local"], given, model=mlp, data=examples(), **alone)
+    before = folder_content(tmp_path / "both")
+    says = "holds a comparison on .* and this one is on digits with digits; choose"
+    with pytest.raises(StorageError, match=says):
+        fedspu.compare(["local"], {**given, "data.alpha": 5.0}, **alone)
+    assert folder_content(tmp_path / "both") == before

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 INTERRUPTED = 130
 """The exit code of a command ended by Ctrl-C."""
@@ -76,6 +76,8 @@ def one_interrupt() -> Iterator[None]:
     ends = [0.0]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if _is_loading(frame):
+            end_at_once()
         if time.monotonic() > ends[0]:
             ends[0] = time.monotonic() + PATIENCE
             raise KeyboardInterrupt
@@ -85,6 +87,22 @@ def one_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN if ends[0] else before)
+
+
+def _is_loading(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: compiled ones lose an exception then."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def end_at_once() -> NoReturn:
+    """End an interrupted command that has done nothing yet."""
+    sys.stderr.write("\nerror: interrupted\n")
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 # Output -------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def report(
             raise StorageError(f"{path}: no such folder{_there_are()}")
     if html is None and form == "table":
         html = _default_file(paths)
+        _refuse_other(html)
     if html is not None:
         _check_file(html)
 
@@ -108,6 +109,19 @@ def _there_are() -> str:
 
 def _default_file(paths: list[Path]) -> Path:
     return (paths[0] if len(paths) == 1 else Path()) / "report.html"
+
+
+def _refuse_other(html: Path) -> None:
+    """Refuse to write over a page that is no report."""
+    if html.is_file() and MADE_BY not in html.read_bytes()[:4096]:
+        raise SettingsError(
+            f"{html} is there already, and is no report of fedspu; --html says where "
+            "to write this one"
+        )
+
+
+MADE_BY = b'<meta name="generator" content="fedspu">'
+"""What every report begins with; see reports/page/html.py."""
 
 
 def _check_file(html: Path) -> None:

@@ -187,6 +187,8 @@ class WorkersEngine:
 
     def replace(self, place: int) -> None:
         """End a worker and put a new one in its place."""
+        if not self._workers:  # the engine was closed meanwhile
+            return
         self._workers[place].end()
         try:
             self._workers[place] = self._hire()

@@ -39,11 +39,11 @@ from fedspu.methods.method import (
     ClientRound,
     Memory,
     ModelState,
-    Offer,
     Trained,
     Turn,
     Which,
     answered,
+    offer_to,
 )
 from fedspu.neurons.blocks import extract, merge
 from fedspu.neurons.slim import slim_state, slimmable
@@ -349,8 +349,10 @@ def judged_model(
         return memory.own or ModelState(plan.initial)
     if global_state is None:
         raise ModelError("a request to judge came without the server's model")
-    if which == "personal" and method.judged_by == "slice" and method.offer:
-        active = answered(method, "offer", method.offer(now), Offer).active
+    if which == "personal" and method.judged_by == "slice":
+        offer = offer_to(method, now)
+        assert offer is not None  # such a method exchanges something
+        active = offer.active
         return ModelState(slim_state(global_state, plan.neurons, active), active)
     return ModelState(global_state)
 

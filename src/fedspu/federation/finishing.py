@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from fedspu.errors import TrainingError
-from fedspu.methods.method import Method, ModelState, Offer, Turn, answered
+from fedspu.methods.method import Method, ModelState, Turn, answered, offer_to
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.table import Active, State
 from fedspu.settings import Settings
@@ -82,7 +82,5 @@ def _models(
 
 def _trained(turn: Turn, method: Method) -> Active:
     """The neurons that the client would train if this were another round."""
-    if method.offer is None:  # such methods have nothing to finish
-        raise ValueError(f"{method.name} exchanges nothing")
-    offer = answered(method, "offer", method.offer(turn.now), Offer)
+    offer = offer_to(method, turn.now)
     return answered(method, "keep", method.keep(replace(turn, offer=offer)), dict)

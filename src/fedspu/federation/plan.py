@@ -290,7 +290,8 @@ def _check_model(model: nn.Module, task: Task, sample: Sample) -> None:
     except Exception as error:  # the user's own code
         raise ModelError(
             f"the model failed on two examples of shape {tuple(sample.x.shape[1:])} "
-            f"({sample.x.dtype}): {first_line(error)}"
+            f"({sample.x.dtype}), from the data {sample.name} (--data names others): "
+            f"{first_line(error)}"
         ) from error
     finally:
         model.train(was_training)

@@ -9,7 +9,7 @@ import torch
 from fedspu.errors import TrainingError
 from fedspu.federation.messages import JudgeRequest, TrainReply, TrainRequest
 from fedspu.federation.plan import Plan
-from fedspu.methods.method import Offer, Which, answered
+from fedspu.methods.method import Offer, Which, answered, offer_to
 from fedspu.neurons.average import Update
 from fedspu.neurons.blocks import extract, is_finite
 from fedspu.neurons.table import Active, State
@@ -104,7 +104,7 @@ class TrainRequests(Mapping[int, TrainRequest]):
             return self._whole
         kept = federation.kept.get(client)
         now = self.plan.client_round(self.t, client, kept, federation.extra)
-        return answered(method, "offer", method.offer(now), Offer)
+        return offer_to(method, now)
 
     def __getitem__(self, client: int) -> TrainRequest:
         """The request to one client (line 7)."""

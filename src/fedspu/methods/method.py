@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from fedspu.errors import MethodError, SettingsError
+from fedspu.errors import FedSPUError, MethodError, SettingsError
+from fedspu.imports import raised
 from fedspu.neurons.average import Accumulator, average_by_examples
 from fedspu.neurons.blocks import merge, state_of
 from fedspu.neurons.choose import choose_random
@@ -46,6 +47,20 @@ class Offer:
 
     active: Active
     key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse neurons in another form than a table of tensors."""
+        if not isinstance(self.active, Mapping):
+            raise MethodError(
+                f"an Offer of {with_article(type(self.active).__name__)}; expected a "
+                "dict from the name of each group to a tensor of its neurons"
+            )
+        for name, indices in self.active.items():
+            if not isinstance(indices, Tensor):
+                raise MethodError(
+                    f"an Offer has {with_article(type(indices).__name__)} for group "
+                    f"{name!r}; expected a tensor, like torch.tensor([0, 1])"
+                )
 
 
 @dataclass(frozen=True)
@@ -262,6 +277,21 @@ def answered(method: Method, name: str, value: Any, kind: type[Found]) -> Found:
             f"{with_article(kind.__name__)}; docs/write-a-method.md says more"
         )
     return value
+
+
+def offer_to(method: Method, now: ClientRound) -> Offer | None:
+    """What a method offers a client; None if nothing is exchanged."""
+    if method.offer is None:
+        return None
+    try:
+        found = method.offer(now)
+    except FedSPUError:
+        raise
+    except Exception as error:  # the user's own code
+        raise MethodError(
+            f"method {method.name!r}: its offer raised {raised(error)}"
+        ) from error
+    return answered(method, "offer", found, Offer)
 
 
 IN_WORDS = ("sends", "trains", "keeps", "is judged by")

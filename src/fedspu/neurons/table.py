@@ -264,7 +264,7 @@ class Neurons:
             if not listed or listed != sorted(set(listed) & known):
                 raise ModelError(
                     f"active neurons of {name}: expected at least one index, sorted, "
-                    f"each once, in 0..{size - 1}; got {listed}"
+                    f"each once, in 0..{size - 1}; got {_in_short(listed)}"
                 )
 
     def everything(self) -> Active:
@@ -316,3 +316,13 @@ def _describe(axis: Axis) -> str:
     if axis.offset:
         place += f" from {axis.offset}"
     return place
+
+
+def _in_short(numbers: list[int]) -> str:
+    """A list of numbers; of a long one, the beginning."""
+    if len(numbers) <= MOST_LISTED:
+        return str(numbers)
+    return f"[{', '.join(map(str, numbers[:MOST_LISTED]))}, …], {len(numbers)} in all"
+
+
+MOST_LISTED = 10

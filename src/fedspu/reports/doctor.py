@@ -25,6 +25,11 @@ EXTRAS = {
     "hf": "datasets",
     "flower": "flwr",
     "ray": "ray",
+    "onnx": "onnx",
+    "privacy": "dp_accounting",
+    "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
 }
 """Optional parts, and a module that each of them needs."""
 

@@ -22,7 +22,11 @@ from fedspu.settings import Settings
 from fedspu.settings_text import flatten, one_line
 from fedspu.sweeps.cells import Cell, Sweep, make_sweep
 from fedspu.sweeps.play import Planned, Played, check_same, play_missing, runs_at_once
-from fedspu.sweeps.progress import remove_plan_alone, write_plan
+from fedspu.sweeps.progress import (
+    refuse_other_data,
+    remove_plan_alone,
+    write_plan,
+)
 from fedspu.sweeps.report import REPORT, Given, facts_of, refusing_damaged
 from fedspu.sweeps.saved import COSTS, Found, by_case, find, read_costs, title_of
 from fedspu.sweeps.step_costs import StepCosts
@@ -181,6 +185,7 @@ def compare(
         search = Search({n: tuple(v) for n, v in tune.items()}, _rounds(tune_rounds))
     cells = list(sweep.cells())
     runs = house.plan(cells)  # all are checked before the first is played
+    refuse_other_data(out, runs)
     if search is not None:
         picks = house.tune(sweep, search)
         chosen = {(p.method, p.case): p.chosen for p in picks}

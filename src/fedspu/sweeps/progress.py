@@ -71,7 +71,7 @@ def write_plan(
             case=dict(run.cell.case),
             seed=run.cell.seed,
             tuned=dict(run.cell.tuned),
-            kind=f"{run.cell.method} {run.settings.data.name} {run.settings.model}",
+            kind=_kind(run),
             # Last models are one more round.
             rounds=run.settings.rounds + bool(run.settings.method.finish),
             may_end_early=run.settings.early_stopping.on,
@@ -108,6 +108,30 @@ def _planned_before(out: Path) -> list[PlannedRun]:
     except StorageError:  # there is none, or it is damaged: this one is complete
         return []
     return [*before.earlier, *before.runs]
+
+
+def refuse_other_data(out: Path, runs: Sequence[Planned]) -> None:
+    """Refuse to play into the folder of a comparison of other data or another model.
+
+    Not if the data sets or models are what is compared.
+    """
+
+    def what(kind: str, method: str) -> str:
+        return kind.removeprefix(f"{method} ").replace(" ", " with ", 1)
+
+    new = {what(_kind(run), run.cell.method): dict(run.cell.case) for run in runs}
+    old = {what(run.kind, run.method): run.case for run in _planned_before(out)}
+    varies = any({"data.name", "model"} & case.keys() for case in (new | old).values())
+    if old and not varies and not old.keys() & new.keys():
+        raise StorageError(
+            f"{out} holds a comparison on {next(iter(old))}, and this one is on "
+            f"{next(iter(new))}; choose another --out, or give the same --data and "
+            "--model"
+        )
+
+
+def _kind(run: Planned) -> str:
+    return f"{run.cell.method} {run.settings.data.name} {run.settings.model}"
 
 
 def read_plan(out: Path) -> SweepPlan:

@@ -9,7 +9,7 @@ from fedspu.data.dataset import Dataset
 from fedspu.data.own.pairs import Data
 from fedspu.federation.plan import Plan
 from fedspu.federation.server import Federation
-from fedspu.methods.method import Offer, answered
+from fedspu.methods.method import offer_to
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.slim import slim_model, slim_neurons, slimmable
 from fedspu.neurons.table import Active
@@ -79,10 +79,9 @@ def _trained(plan: Plan, federation: Federation, client: int) -> Active | None:
     method = plan.method
     if method.is_choice:
         return federation.kept.get(client)
-    if method.offer is None:
-        return plan.neurons.everything()
     now = plan.client_round(max(1, federation.round), client, None, federation.extra)
-    return answered(method, "offer", method.offer(now), Offer).active
+    offer = offer_to(method, now)
+    return plan.neurons.everything() if offer is None else offer.active
 
 
 def _number(active: Active) -> int:

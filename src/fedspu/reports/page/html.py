@@ -34,6 +34,7 @@ def page(facts: PageFacts) -> str:
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
+            '<meta name="generator" content="fedspu">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',

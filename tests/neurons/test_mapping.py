@@ -891,6 +891,39 @@ def test_a_hidden_layer_that_is_returned_too_is_always_active() -> None:
 
 
 class Bottleneck(nn.Module):
+class Encoder(nn.Module):
+    """Two residual layers, and a head if there are classes."""
+
+    def __init__(self, num_classes: int = 0) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.up = nn.ModuleList(nn.Linear(16, 8) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(8, 16) for _ in range(2))
+        self.head = nn.Linear(16, num_classes) if num_classes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(F.relu(up(x)))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def test_a_model_that_returns_its_features_says_why_little_can_be_frozen() -> None:
+    with pytest.warns(NeuronWarning, match="little can be frozen") as caught:
+        neurons = map_neurons(Encoder(), noise(2, 6))
+    assert len(neurons.groups) == 2  # the hidden neurons of both layers
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert "first.weight, first.bias, up.0.weight and 5 more" in message
+    assert OUTPUT in message
+
+
+def test_the_same_model_with_a_head_gives_no_warning() -> None:
+    _, messages = messages_of(Encoder(3), noise(2, 6))
+    assert messages == []
+
+
     """Features are added to themselves in reverse, then pass single ReLU neurons."""
 
     def __init__(self, width: int, number: int) -> None:

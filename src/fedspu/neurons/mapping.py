@@ -19,11 +19,12 @@ from torch import nn
 from fedspu.neurons.blocks import named_tensors
 from fedspu.neurons.calls import uncompiled, undisturbed
 from fedspu.neurons.layers import kind_of
+from fedspu.neurons.choose import choose_ordered
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove
 from fedspu.neurons.slim_proof import prove_slim
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
-from fedspu.neurons.tracing import SILENT, Places, Traced, Unit, trace
+from fedspu.neurons.tracing import OUTPUT, SILENT, Places, Traced, Unit, trace
 
 MAX_RUNS = 8
 """Neurons that form more runs than this make one group, with their places listed."""
@@ -38,6 +39,10 @@ ORDINARY = (*SILENT, PINNED)
 
 
 class NeuronWarning(UserWarning):
+MUCH_ACTIVE = 0.6
+"""If more than this share of a model is active at p = .5, little can be frozen."""
+
+
     """Some neurons of a model are always active, or could not be examined."""
 
 
@@ -139,6 +144,8 @@ def _warn(table: Neurons) -> None:
             stacklevel=3,
         )
     if table.unreached:
+    elif little := _why_little(table):
+        warnings.warn(little, NeuronWarning, stacklevel=3)
         warnings.warn(
             f"not reached by the example input: {', '.join(table.unreached)}; "
             "these parameters are always active, and all neurons keep their places",
@@ -148,6 +155,28 @@ def _warn(table: Neurons) -> None:
 
 
 # From units to groups -----------------------------------------------------------------
+def _why_little(table: Neurons) -> str:
+    """Why little can be frozen, if it is because most of a model makes its output.
+
+    So it is with a model without a head: its features are the output.
+    """
+    names = [
+        n for entry in table.fixed if entry.reason == OUTPUT for n in entry.tensors
+    ]
+    total = table.num_entries()
+    held = sum(prod(table.shapes.get(name, (0,))) for name in names)
+    active = table.num_entries(choose_ordered(table, 0.5))
+    if not table.groups or active <= MUCH_ACTIVE * total or held <= total / 2:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"little can be frozen: at p = 0.5, {100 * active / total:.0f} % of all "
+        "entries are active, mostly because of neurons of "
+        f"{', '.join(names[:3])}{more} ({OUTPUT}); if the model returns "
+        "features for a head outside of it, map both as one model"
+    )
+
+
 
 
 def _group(

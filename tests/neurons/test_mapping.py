@@ -968,6 +968,33 @@ def test_values_that_overflow_do_not_count_as_proof() -> None:
     assert quietly_mapped(model, noise(2, 6).double()).groups == ()
 
 
+# Experts ------------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Each row passes one of three experts, all of them in two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.up = nn.Parameter(torch.randn(3, 16, 8))
+        self.down = nn.Parameter(torch.randn(3, 8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+        x = F.relu(self.first(x))
+        hidden = F.relu(F.grouped_mm(x, self.up, offs=ends))
+        scores: Tensor = self.head(x + F.grouped_mm(hidden, self.down, offs=ends))
+        return scores
+
+
+def test_the_neurons_of_experts_are_those_of_all_experts_together() -> None:
+    with seeded(0):
+        neurons = map_neurons(Experts(), noise(6, 6))
+    assert [group.size for group in neurons.groups] == [16, 8]
+    assert all(group.permutable for group in neurons.groups)
+
+
 # How often the model runs -------------------------------------------------------------
 
 

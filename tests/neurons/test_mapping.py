@@ -23,6 +23,7 @@ from fedspu.errors import ModelError
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove
+from fedspu.neurons.tracing.classes import Classes
 from tests.oracles.models import (
     Fn,
     mapped,
@@ -890,6 +891,39 @@ def test_a_hidden_layer_that_is_returned_too_is_always_active() -> None:
     assert "fc1.weight" in neurons.fixed[0].tensors
 
 
+class Encoder(nn.Module):
+    """Two residual layers, and a head if there are classes."""
+
+    def __init__(self, num_classes: int = 0) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.up = nn.ModuleList(nn.Linear(16, 8) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(8, 16) for _ in range(2))
+        self.head = nn.Linear(16, num_classes) if num_classes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(F.relu(up(x)))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def test_a_model_that_returns_its_features_says_why_little_can_be_frozen() -> None:
+    with pytest.warns(NeuronWarning, match="little can be frozen") as caught:
+        neurons = map_neurons(Encoder(), noise(2, 6))
+    assert len(neurons.groups) == 2  # the hidden neurons of both layers
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert "first.weight, first.bias, up.0.weight and 5 more" in message
+    assert OUTPUT in message
+
+
+def test_the_same_model_with_a_head_gives_no_warning() -> None:
+    _, messages = messages_of(Encoder(3), noise(2, 6))
+    assert messages == []
+
+
 class Bottleneck(nn.Module):
     """Features are added to themselves in reverse, then pass single ReLU neurons."""
 
@@ -932,6 +966,89 @@ def test_values_that_overflow_do_not_count_as_proof() -> None:
     with seeded(0):
         model = shaken(Fn(burst, fc1=nn.Linear(6, 8), fc2=nn.Linear(8, 3)))
     assert quietly_mapped(model, noise(2, 6).double()).groups == ()
+
+
+# Experts ------------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Each row passes one of three experts, all of them in two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.up = nn.Parameter(torch.randn(3, 16, 8))
+        self.down = nn.Parameter(torch.randn(3, 8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+        x = F.relu(self.first(x))
+        hidden = F.relu(F.grouped_mm(x, self.up, offs=ends))
+        scores: Tensor = self.head(x + F.grouped_mm(hidden, self.down, offs=ends))
+        return scores
+
+
+def test_the_neurons_of_experts_are_those_of_all_experts_together() -> None:
+    with seeded(0):
+        neurons = map_neurons(Experts(), noise(6, 6))
+    assert [group.size for group in neurons.groups] == [16, 8]
+    assert all(group.permutable for group in neurons.groups)
+
+
+# How often the model runs -------------------------------------------------------------
+
+
+class Counted(torch.autograd.Function):
+    """The identity; counts how often values and gradients pass it."""
+
+    forwards, backwards = 0, 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Counted.forwards += 1
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        Counted.backwards += 1
+        return gradients[0]
+
+
+def test_a_plain_model_is_proved_in_twenty_passes_and_three_backward_ones() -> None:
+    counted: Any = Counted.apply
+    model = Fn(
+        lambda self, x: self.fc2(counted(F.relu(self.fc1(x)))),
+        fc1=nn.Linear(6, 8),
+        fc2=nn.Linear(8, 3),
+    )
+    Counted.forwards = Counted.backwards = 0
+    quietly_mapped(model, noise(2, 6))
+    assert Counted.forwards <= 20
+    assert Counted.backwards <= 3  # one for each trial
+
+
+def test_any_number_of_neurons_becomes_one_in_few_steps() -> None:
+    """A vocabulary is one block: one step for each word would be quadratic."""
+    classes = Classes()
+    words = classes.new(1000)
+    classes.join(words, words.max())
+    assert classes.roots(words).unique().tolist() == [0]
+    assert classes.version <= 3
+
+
+def test_the_influences_of_some_parameters_are_those_among_all() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    probe = Probe(model, noise(2, 6))
+    everything, some = probe.influences(), probe.influences({"0.bias", "2.weight"})
+    assert everything is not None
+    assert some is not None
+    assert some.keys() == {"0.bias", "2.weight"}
+    assert all(torch.equal(some[name], everything[name]) for name in some)
+
+
+def test_no_influences_are_asked_for_and_none_are_found() -> None:
+    probe = Probe(nn.Linear(6, 3), noise(2, 6))
+    assert probe.influences(set()) == {}
 
 
 # Data that moves ----------------------------------------------------------------------

@@ -13,17 +13,19 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedspu.neurons.blocks import named_tensors
 from fedspu.neurons.calls import uncompiled, undisturbed
+from fedspu.neurons.choose import choose_ordered
 from fedspu.neurons.layers import kind_of
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove
 from fedspu.neurons.slim_proof import prove_slim
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
-from fedspu.neurons.tracing import SILENT, Places, Traced, Unit, trace
+from fedspu.neurons.tracing import OUTPUT, SILENT, Places, Traced, Unit, trace
 
 MAX_RUNS = 8
 """Neurons that form more runs than this make one group, with their places listed."""
@@ -35,6 +37,10 @@ UNGROUPED = "no neurons were found in them"
 
 ORDINARY = (*SILENT, PINNED)
 """Reasons that every model has: they need no warning."""
+
+
+MUCH_ACTIVE = 0.6
+"""If more than this share of a model is active at p = .5, little can be frozen."""
 
 
 class NeuronWarning(UserWarning):
@@ -138,6 +144,8 @@ def _warn(table: Neurons) -> None:
             NeuronWarning,
             stacklevel=3,
         )
+    elif little := _why_little(table):
+        warnings.warn(little, NeuronWarning, stacklevel=3)
     if table.unreached:
         warnings.warn(
             f"not reached by the example input: {', '.join(table.unreached)}; "
@@ -145,6 +153,28 @@ def _warn(table: Neurons) -> None:
             NeuronWarning,
             stacklevel=3,
         )
+
+
+def _why_little(table: Neurons) -> str:
+    """Why little can be frozen, if it is because most of a model makes its output.
+
+    So it is with a model without a head: its features are the output.
+    """
+    names = [
+        n for entry in table.fixed if entry.reason == OUTPUT for n in entry.tensors
+    ]
+    total = table.num_entries()
+    held = sum(prod(table.shapes.get(name, (0,))) for name in names)
+    active = table.num_entries(choose_ordered(table, 0.5))
+    if not table.groups or active <= MUCH_ACTIVE * total or held <= total / 2:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"little can be frozen: at p = 0.5, {100 * active / total:.0f} % of all "
+        "entries are active, mostly because of neurons of "
+        f"{', '.join(names[:3])}{more} ({OUTPUT}); if the model returns "
+        "features for a head outside of it, map both as one model"
+    )
 
 
 # From units to groups -----------------------------------------------------------------
@@ -184,41 +214,38 @@ def _group(
             continue
         axes = sorted(alike[signature][0], key=lambda axis: (order[axis[0]], axis[1]))
         rows = sorted(alike[signature], key=lambda unit: unit[axes[0]])
-        runs = _runs(rows, axes)
-        if len(runs) > MAX_RUNS or min(map(len, runs)) == 1:
-            runs = [rows]
-        for run in runs:
+        along = [np.array([unit[axis] for unit in rows]) for axis in axes]
+        runs = _runs(along)
+        if len(runs) > MAX_RUNS or min(b - a for a, b in runs) == 1:
+            runs = [(0, len(rows))]
+        for first, end in runs:
             name = _name(axes[0][0], taken | {group.name for group in groups})
             fitted = tuple(
-                Axis.through(*axis, torch.tensor([unit[axis] for unit in run]))
-                for axis in axes
+                Axis.through(*axis, torch.from_numpy(at[first:end]))
+                for axis, at in zip(axes, along, strict=True)
             )
-            groups.append(NeuronGroup(name, len(run), fitted, permutable=True))
+            groups.append(NeuronGroup(name, end - first, fitted, permutable=True))
     return groups, fixed
 
 
-def _runs(rows: list[Places], axes: list[tuple[str, int]]) -> list[list[Places]]:
-    """Cut neighbouring neurons into runs that advance evenly along every axis."""
-    runs = [[rows[0]]]
-    for before, unit in pairwise(rows):
-        steps_evenly = all(
-            [b - a for a, b in zip(before[axis], unit[axis], strict=True)]
-            == [_repeat(unit[axis])] * len(unit[axis])
-            for axis in axes
-        )
-        if steps_evenly:
-            runs[-1].append(unit)
-        else:
-            runs.append([unit])
-    return runs
+def _runs(places: list[np.ndarray]) -> list[tuple[int, int]]:
+    """Cut neighbouring neurons into runs that advance evenly along every axis.
+
+    ``places`` has for each axis the positions of each neuron, one neuron in each row.
+    """
+    steps_evenly = np.ones(len(places[0]) - 1, dtype=bool)
+    for at in places:
+        step = at[1:] - at[:-1]
+        steps_evenly &= (step == _repeats(at[1:])[:, None]).all(1)
+    cuts = (np.flatnonzero(~steps_evenly) + 1).tolist()
+    return list(pairwise([0, *cuts, len(places[0])]))
 
 
-def _repeat(positions: list[int]) -> int:
-    """Length of the run of neighbouring positions at the beginning."""
-    length = 1
-    while length < len(positions) and positions[length] == positions[0] + length:
-        length += 1
-    return length
+def _repeats(at: np.ndarray) -> np.ndarray:
+    """Length of the run of neighbouring positions at the beginning of each row."""
+    is_next = at == at[:, :1] + np.arange(at.shape[1])
+    lengths: np.ndarray = np.cumprod(is_next, axis=1).sum(1)
+    return lengths
 
 
 def _name(tensor: str, taken: set[str]) -> str:

@@ -1,6 +1,6 @@
 """A copy of a model on which a neuron table can be tried without harm."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -43,17 +43,17 @@ class Probe:
         for is_wide in (True, False):  # some models only run in their own precision
             try:
                 double, self.is_wide = _copy(model).double(), is_wide
-                self.call(double, as_double(example))
+                with torch.no_grad():
+                    self.output = self.call(double, as_double(example))
                 self.is_wide = is_wide and self._wide.has_widened  # else it only costs
                 self.model, self.example = double, as_double(example)
                 break
             except ModelError:
-                self.is_wide = False
+                self.is_wide, self.output = False, outputs_of(original)
         self.plain = dict(plain_tensors(self.model))
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
         self._given = self.example
-        self.output = self.run()
 
     def know(self, tables: Mapping[str, Tensor]) -> None:
         """Let values that the model computes of sizes be tried like its tensors."""
@@ -125,16 +125,22 @@ class Probe:
         """The smallest change of the output that cannot be mistaken for rounding."""
         return 10 * min(float(tolerance(out)) for out in self.output if out.numel())
 
-    def influences(self) -> dict[str, Tensor] | None:
+    def influences(
+        self, names: Collection[str] | None = None
+    ) -> dict[str, Tensor] | None:
         """How much the output, in a random direction, changes with each entry.
 
-        That is, by how much if the entry were twice as large. None if the model has no
-        backward pass here.
+        That is, by how much if the entry were twice as large; of these parameters
+        (default: all). None if the model has no backward pass here.
         """
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
         floats = {n: p for n, p in parameters.items() if p.is_floating_point()}
         for parameter in floats.values():
             parameter.requires_grad_()
+        if names is not None:
+            floats = {name: p for name, p in floats.items() if name in names}
+            if not floats:
+                return {}
         try:
             outputs = self.call(self.model, self.example)
             rng = torch.Generator().manual_seed(0)
@@ -167,6 +173,8 @@ class Probe:
         if not isinstance(total, Tensor):
             return tuple(parameters)
         leaves = list(parameters.values())
+        if not {id(leaf) for leaf in leaves} - _leaves_of(total):
+            return ()
         try:
             grads = torch.autograd.grad(total, leaves, allow_unused=True)
         except Exception:  # the user's own code
@@ -188,6 +196,18 @@ class Probe:
                 if seen.tensors & wanted:
                     return True
         return False
+
+
+def _leaves_of(value: Tensor) -> set[int]:
+    """The tensors from which autograd saw a value computed, by their ids."""
+    leaves, seen, todo = set(), set(), [value.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            leaves.add(id(getattr(node, "variable", None)))
+            todo.extend(before for before, _ in node.next_functions)
+    return leaves
 
 
 def forget(model: nn.Module) -> None:

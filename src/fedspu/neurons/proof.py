@@ -49,9 +49,8 @@ def prove(
                 break
         elif not probe.shake(trial):
             return [], groups
-        influences = probe.influences()
-        for group in left:
-            heard[group.name] += _is_heard(probe, group, influences)
+        for name in _heard(probe, left):
+            heard[name] += 1
         cycles = {group.name: _cycle(group.size, rng) for group in left}
         for orders in (cycles, {name: _exchange(c) for name, c in cycles.items()}):
             if not survives(probe, left, orders):
@@ -71,12 +70,37 @@ def prove(
     return right, [g for g in doubtful.values() if g.name not in aligned]
 
 
-def _is_heard(
+def _heard(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
+    """Names of the groups of which the output depends on at least a quarter now.
+
+    Gradients of the smallest tensors mostly show it, and are quick.
+    """
+    sizes = {name: p.numel() for name, p in probe.model.named_parameters()}
+    small = set()
+    for group in groups:
+        names = [name for name in group.tensors if name in sizes]
+        small.update(sorted(names, key=sizes.__getitem__)[:1])
+    heard: set[str] = set()
+    for names_asked in (small, None):
+        left = [group for group in groups if group.name not in heard]
+        influences = probe.influences(names_asked) if left else {}
+        for group in left:
+            now = _heard_neurons(probe, group, influences)
+            is_heard = 4 * int(now.sum()) >= group.size
+            if names_asked is None and not bool(now.any()):
+                # Gradients do not tell all: a value may be rounded.
+                is_heard = _moves_the_output(probe, group)
+            if is_heard:
+                heard.add(group.name)
+    return heard
+
+
+def _heard_neurons(
     probe: Probe, group: NeuronGroup, influences: dict[str, Tensor] | None
-) -> bool:
-    """Whether the output depends on at least a quarter of a group's neurons now."""
+) -> Tensor:
+    """For each neuron of a group, whether gradients say that the output hears it."""
     if influences is None:
-        return True
+        return torch.ones(group.size, dtype=torch.bool)
     is_heard, least = torch.zeros(group.size, dtype=torch.bool), probe.least()
     for axis in group.axes:
         if axis.tensor in influences:
@@ -84,9 +108,7 @@ def _is_heard(
             moves = influences[axis.tensor]
             moves = (moves.sum(others) if others else moves).cpu()
             is_heard |= (moves > least)[axis.positions(group.size)].any(1)
-    if not bool(is_heard.any()):  # gradients do not tell all: a value may be rounded
-        return _moves_the_output(probe, group)
-    return 4 * int(is_heard.sum()) >= group.size
+    return is_heard
 
 
 def _moves_the_output(probe: Probe, group: NeuronGroup) -> bool:
@@ -173,9 +195,9 @@ def _aligned(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
         open_ = [group for group in left if heard[group.name] < NUM_TRIALS]
         if not open_ or not probe.shake(trial):
             break
-        influences = probe.influences()
+        audible = _heard(probe, open_)
         for group in open_:
-            if _is_heard(probe, group, influences):
+            if group.name in audible:
                 heard[group.name] += 1
                 if not _Neighbours(probe, group).ok():
                     left = [other for other in left if other is not group]

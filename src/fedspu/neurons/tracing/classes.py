@@ -52,7 +52,10 @@ class Classes:
                 return
             self.version += 1
             left, right = left[differ], right[differ]
-            self._parent[np.maximum(left, right)] = np.minimum(left, right)
+            # Of many to join with one class, the least: else each turn joins only one.
+            np.minimum.at(
+                self._parent, np.maximum(left, right), np.minimum(left, right)
+            )
 
     def num_members(self) -> Tensor:
         """How many labels there are in the class of each label."""

@@ -5,7 +5,6 @@ The result is a list of units, one per neuron, which are still to be proved
 """
 
 import warnings
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,14 +150,15 @@ class _Trace:
         for number in range(MOST_PASSES):
             now = self._pass()
             if number == 0:
-                finer = self._units(now)
+                finer, num_reasons = self._units(now), len(self.reasons)
             before = self._num_classes()
             _settle(now, of_weight=False)
             if self._num_classes() == before:
                 _settle(now, of_weight=True)
             if self._num_classes() == before:
                 break
-        units = self._units(now)
+        is_same = number == 0 and len(self.reasons) == num_reasons
+        units = finer if is_same else self._units(now)
         met = {name for unit in units for name, _ in unit.places}
         reached = {
             name for name, tensor in self.tensors.items() if id(tensor) in now.used
@@ -212,21 +212,16 @@ class _Trace:
                 reasons.setdefault(root, BLOCK)
             else:
                 reasons.setdefault(root, ORDER.format(operation))
-        found: dict[int, Places] = defaultdict(lambda: defaultdict(list))
+        found: dict[int, Places] = {}
         for name, tensor in self.tensors.items():
             for dim, size in enumerate(tensor.shape):
                 if size > 1:
                     first = self.first[id(tensor), dim]
-                    for position in range(size):
-                        found[roots[first + position]][name, dim].append(position)
+                    _place(found, makers, (name, dim), roots[first : first + size])
         for number, table in enumerate(self.tables):
-            for position, root in enumerate(self.classes.roots(table.labels).tolist()):
-                found[root][TABLE.format(number), table.dim].append(position)
-        return [
-            Unit(dict(places), reasons.get(root, ""))
-            for root, places in found.items()
-            if root in makers
-        ]
+            axis = (TABLE.format(number), table.dim)
+            _place(found, makers, axis, self.classes.roots(table.labels).tolist())
+        return [Unit(places, reasons.get(root, "")) for root, places in found.items()]
 
     def _readers(self, now: Follower) -> set[tuple[str, int]]:
         """The axes of weights along which neurons are read."""
@@ -243,6 +238,15 @@ class _Trace:
             for channel in range(weight.shape[1]):
                 found.update((names[id(t)], d) for t, d, _ in ports.inputs(channel))
         return found
+
+
+def _place(
+    found: dict[int, Places], makers: set[int], axis: tuple[str, int], roots: list[int]
+) -> None:
+    """Note where the neurons that are made somewhere lie along an axis."""
+    for position, root in enumerate(roots):
+        if root in makers:
+            found.setdefault(root, {}).setdefault(axis, []).append(position)
 
 
 def _classes_of(classes: Classes, slots: list[Tensor]) -> set[int]:

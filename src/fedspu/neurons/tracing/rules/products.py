@@ -8,6 +8,7 @@ from fedspu.neurons.tracing.follow import Follower, Operand, Slots, dims
 from fedspu.neurons.tracing.live import tensors_in
 from fedspu.neurons.tracing.rules.rule import (
     VOCABULARY,
+    anything,
     argument,
     last_aligned,
     rule,
@@ -26,6 +27,24 @@ def _product(now: Follower, a: Operand, b: Operand) -> Slots:
 def _multiplied(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     a, b = now.operand(args[0]), now.operand(args[1])
     now.put(out, _product(now, a, b), args[:2])
+
+
+@rule("_grouped_mm grouped_mm_fallback")
+def _multiplied_by_experts(
+    now: Follower, func: Any, args: Any, kwargs: Any, out: Any
+) -> None:
+    """Rows of a matrix times one of several matrices: all experts have one width."""
+    x, experts = args[:2]
+    if x.dim() != 2 or experts.dim() != 3:
+        anything(now, func, args, kwargs, out)
+        return
+    side = now.operand(experts)
+    first, raw = (
+        [slot.select(0, 0) for slot in slots if slot.shape[0] == 1]
+        for slots in (side.slots, side.raw)
+    )
+    one = Operand(first, side.shape[1:], experts[0], side.is_weight, raw)
+    now.put(out, _product(now, now.operand(x), one), [x, experts])
 
 
 @rule("addmm baddbmm addbmm _addmm_activation")

@@ -127,3 +127,14 @@ def test_with_json_a_mistake_prints_nothing_on_stdout(command: Command) -> None:
     result = command("run", "small.toml", "--rounds", 0, "--json")
     assert (result.code, result.out) == (2, "")
     assert "rounds = 0" in result.error
+
+
+def test_a_file_of_data_instead_of_settings_says_how_to_name_it(
+    command: Command,
+) -> None:
+    result = command("run", "mine.npz")
+    assert result.code == 2
+    assert result.err == (
+        "error: mine.npz: expected a TOML file with settings; for data, use --data "
+        "arrays:mine.npz\n"
+    )

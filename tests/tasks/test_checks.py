@@ -81,6 +81,12 @@ images = np.zeros((2, 1, 2, 2))
     ("task", "x", "y", "says"),
     [
         (classification, np.zeros((2, 2)), [0.0, 1.0], "--task regression"),
+        (
+            classification,
+            np.zeros((2, 2)),
+            [[0.0, 1.0], [1.0, 0.0]],
+            r"class numbers: y\.argmax\(1\)",
+        ),
         (classification, np.zeros((2, 2)), [[0], [1]], r"\(2, 1\).*\(n,\)"),
         (classification, np.zeros((2, 2)), [0, -1], r"y\[1\] = -1"),
         (classification, np.zeros((2, 2)), None, "has no targets"),

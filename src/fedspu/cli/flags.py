@@ -155,11 +155,19 @@ def _read(
 
 def _of_file(config: Path, as_given: Collection[str]) -> dict[str, Any]:
     """The values of a file; its paths of data and models are relative to it."""
+    if config.suffix in DATA_SUFFIXES:
+        raise SettingsError(
+            f"{config}: expected a TOML file with settings; for data, use --data "
+            f"{DATA_SUFFIXES[config.suffix]}{config}"
+        )
     given = dict(flatten(read_toml(config)))
     if config.name == SETTINGS and (config.parent / CHECKPOINT).is_dir():
         given.pop("out", None)  # of the run that wrote it: this is another one
     return with_whole_paths(given, config.parent, as_given)
 
+
+DATA_SUFFIXES = {".npz": "arrays:"}
+"""Files of data that may be taken for an experiment, and what --data wants before."""
 
 SETTINGS, CHECKPOINT, SWEEP = "settings.toml", "checkpoint", "sweep.json"
 """What folders of runs and comparisons have; see federation/storage."""

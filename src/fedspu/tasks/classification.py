@@ -21,6 +21,11 @@ from fedspu.tasks.task import (
 
 
 def _class_numbers(x: Tensor, y: Tensor) -> Tensor:
+    if y.dim() == 2 and bool(((y == 1).sum(1) == 1).all() & (y.sum(1) == 1).all()):
+        raise DataError(
+            f"y has shape {tuple(y.shape)}, with a single 1 in each row; expected the "
+            "class numbers: y.argmax(1)"
+        )
     if y.is_floating_point():
         raise DataError(
             f"y holds {dtype_of(y)}; expected integers, the class numbers; for numbers "

@@ -147,3 +147,13 @@ def test_a_tracker_that_is_not_installed_ends_the_run_before_it_begins(
     assert "--log mlflow: mlflow is not installed; install it with" in result.error
     assert played == []
     assert not Path("mine").exists()
+
+
+@pytest.mark.usefixtures("nets")
+def test_what_to_do_next_fits_a_method_that_brings_its_own_settings(
+    command: Command,
+) -> None:
+    """Its settings.toml with another method would be another experiment."""
+    said = command("run", "small.toml", "--method", "fedspu-plus", "--out", "mine").out
+    assert "fedspu compare --methods fedspu-plus,fedspu`, with the same flags" in said
+    assert "last models" in said

@@ -14,6 +14,7 @@ from rich.console import Console
 from fedspu.cli.console import INTERRUPTED, complain, saying_where
 from fedspu.cli.flags import Json, with_settings
 from fedspu.errors import SettingsError
+from fedspu.methods import suggested_by
 from fedspu.settings import Settings
 
 
@@ -212,6 +213,9 @@ def _saying_how_to_resume(path: Path) -> Iterator[None]:
 
 def _suggest(summary: dict[str, Any], path: Path) -> str:
     """The same experiment with another method, for a comparison."""
+    if suggested_by(summary["method"]):  # its settings.toml has more than its name
+        both = f"fedspu compare --methods {summary['method']},fedspu"
+        return f"`{both}`, with the same flags: both on the same clients"
     other, why = ("local", "every client on its own")
     if summary["method"] != "fedspu":
         other, why = ("fedspu", "the same clients with FedSPU")

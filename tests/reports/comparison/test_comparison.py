@@ -117,6 +117,23 @@ def test_compiled_and_plain_runs_in_one_table_are_pointed_out() -> None:
     )
 
 
+def test_what_last_models_cost_is_said_below_the_table() -> None:
+    plus = a_run(
+        "fedspu-plus",
+        0,
+        0.5,
+        finish_bytes_down=2_000_000,
+        finish_train_cpu_seconds=65.0,
+    )
+    case = make_case({}, [plus, a_run("fedspu", 0, 0.4)])
+    said = "the last models of fedspu-plus: 2.00 MB sent to all clients together, and "
+    found = [note for note in notes([case]) if "last models" in note]
+    assert found == [f"Besides, {said}1:05 min of CPU time."]
+    first, second = records([case])
+    assert first["finish_bytes_down"] == 2_000_000
+    assert second["finish_bytes_down"] is None
+
+
 @pytest.mark.parametrize(
     ("weakest", "strongest", "said"),
     [(1000, 2000, ""), (1900, 2000, "takes 95% of what"), (2000, 2000, "")],

@@ -173,6 +173,7 @@ def notes(cases: Sequence[Case]) -> list[str]:
             "Memory is the most that one training step holds on a device, as `fedspu "
             "profile` measures it."
         )
+    found += _last_models(rows)
     found += _little_saved(rows)
     if any(row.chooses and row.step_bytes for row in rows):
         found.append(
@@ -180,6 +181,17 @@ def notes(cases: Sequence[Case]) -> list[str]:
             "neurons, and needs the memory of p = 1."
         )
     return found
+
+
+def _last_models(rows: Sequence[Row]) -> Iterator[str]:
+    """What last models cost, for each method that makes any: no column has it."""
+    for row in {row.method: row for row in rows}.values():
+        if row.finish_bytes and row.finish_cpu_seconds:
+            yield (
+                f"Besides, the last models of {row.method}: "
+                f"{size(row.finish_bytes.mean)} sent to all clients together, and "
+                f"{duration(row.finish_cpu_seconds.mean)} of CPU time."
+            )
 
 
 def _little_saved(rows: Sequence[Row]) -> Iterator[str]:

@@ -28,6 +28,8 @@ def _record(case: Case, row: Row) -> dict[str, Any]:
         "rounds": row.rounds,
         "exchanged_bytes": row.num_bytes,
         "train_cpu_seconds": row.cpu_seconds,
+        "finish_bytes_down": row.finish_bytes,
+        "finish_train_cpu_seconds": row.finish_cpu_seconds,
         **{
             f"personal_{metric}_at_p_{p}": found_there
             for p, found_there in row.by_capacity.items()

@@ -60,6 +60,9 @@ class Row:
     step_bytes: dict[str, int]  # capacity -> the peak of a training step
     chooses: bool  # whether it first trains the whole model, to choose its neurons
     tuned: dict[str, Any]
+    # What last models cost besides (method.finish): bytes, and CPU seconds.
+    finish_bytes: Estimate | None = None
+    finish_cpu_seconds: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,10 @@ def _row(
         step_bytes=runs[0].step_bytes,
         chooses=runs[0].chooses,
         tuned=runs[0].tuned,
+        finish_bytes=Estimate.of(s.get("finish_bytes_down") for s in summaries),
+        finish_cpu_seconds=Estimate.of(
+            s.get("finish_train_cpu_seconds") for s in summaries
+        ),
     )
 
 

@@ -154,6 +154,7 @@ def test_all_settings_at_once_open_no_file() -> None:
         "ray_address": "auto",
         "judge.clients": 5,
         "clients.deadline": 5.0,
+        "wire.down": "bfloat16",
         "out": "runs/mine",
     }
     assert set(given) == set(known_names())
@@ -378,7 +379,7 @@ def test_a_method_may_be_named(name: str) -> None:
 
 def test_an_unknown_method_is_refused_with_the_nearest() -> None:
     said = refusal({"method": "fedspo"})
-    assert said.startswith("method = 'fedspo': expected one of fedspu, fjord, ")
+    assert said.startswith("method = 'fedspo': expected one of fedspu, fedspu-plus, ")
     assert said.endswith("or package.module:method (did you mean fedspu?)")
 
 

@@ -200,7 +200,7 @@ def test_a_run_takes_options_of_a_method_as_compare_does(command: Command) -> No
     words = ("run", "small.toml", "--method", "fedavg@finetune=2", "--out", "mine")
     assert command(*words).code == 0
     stored = tomllib.loads(Path("mine/settings.toml").read_text())
-    assert stored["method"] == {"name": "fedavg", "finetune": 2}
+    assert stored["method"] == {"name": "fedavg", "finetune": 2, "finish": 0}
 
 
 def test_a_run_says_how_to_see_it(command: Command, nets: str) -> None:

@@ -109,7 +109,8 @@ def test_only_the_first_ctrl_c_counts_while_a_command_ends(
 
 
 LOADED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
 from fedspu.cli import console
 from fedspu.cli.console import one_interrupt
 sys.path.insert(0, sys.argv[1])

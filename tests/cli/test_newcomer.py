@@ -63,7 +63,7 @@ def test_the_commands_for_an_own_model_in_the_readme_work(
             words += ["--seeds", "0"]
         result = command(*words[1:])
         assert result.code == 0, result.err
-    assert Path("runs/mine/report.html").exists()
+    assert Path("runs/both/report.html").exists()
     assert Path("runs/my-fedspu-seed-0/report.html").exists()
 
 

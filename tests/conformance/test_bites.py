@@ -322,7 +322,12 @@ class Hoarding(Federation):
 
 
 def test_personal_models_kept_by_the_server(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(server, "Federation", Hoarding)
+    right = server.next_federation
+
+    def fault(*given: Any) -> Federation:
+        return Hoarding(**vars(right(*given)))
+
+    monkeypatch.setattr(rounds, "next_federation", fault)
     assert_caught(LEAVES, says="the server also keeps personal")
 
 

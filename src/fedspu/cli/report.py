@@ -61,7 +61,8 @@ def report(
             raise StorageError(f"{path}: no such folder{_there_are()}")
     if html is None and form == "table":
         html = _default_file(paths)
-        _refuse_other(html)
+        if len(paths) > 1:  # in a folder that may hold anything
+            _refuse_other(html)
     if html is not None:
         _check_file(html)
 

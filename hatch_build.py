@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path("src/fedspu/partial/chain/native")
+COMPILED = Path("src/fedspu/compiled")
 
 
 class PrebuiltHook(BuildHookInterface[Any]):
@@ -24,7 +24,7 @@ class PrebuiltHook(BuildHookInterface[Any]):
         if self.target_name != "wheel" or os.environ.get("FEDSPU_PREBUILT") != "1":
             return
         # The package itself is not installed here; this file of it needs nothing else.
-        place = Path(self.root) / NATIVE / "library.py"
+        place = Path(self.root) / COMPILED / "library.py"
         spec = spec_from_file_location("library", place)
         assert spec is not None
         assert spec.loader is not None
@@ -44,7 +44,7 @@ class PrebuiltHook(BuildHookInterface[Any]):
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{system}"  # it knows nothing about Python
         for path in (self.made, self.made.with_suffix(".sha256")):
-            place = NATIVE.relative_to("src") / "prebuilt" / path.name
+            place = COMPILED.relative_to("src") / "prebuilt" / path.name
             build_data["force_include"][str(path)] = str(place)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact: str) -> None:

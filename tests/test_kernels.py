@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedspu
+from fedspu.compiled import library
 from fedspu.errors import SettingsError, StorageError
 from fedspu.methods import all_methods
 from fedspu.methods.method import Method
-from fedspu.partial.chain.native import library
 from fedspu.settings_text import read_toml
 from tests.oracles.federation import ConvNet, examples, named
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedspu.compiled.rows import scaled_rows
 from fedspu.errors import DataError
 from fedspu.tasks.task import Task
 
@@ -62,8 +63,11 @@ class Dataset:
         """The examples at ``positions``, scaled for a model, and their targets."""
         if isinstance(positions, slice):
             return self.scaling.apply(self.x[positions]), self.y[positions]
-        x = self.x.index_select(0, positions)  # quicker than indexing, for bytes
-        return self.scaling.apply(x), self.y[positions]
+        mean, deviation = self.scaling.mean, self.scaling.deviation
+        x = scaled_rows(self.x, positions, mean, deviation)
+        if x is None:  # there is no compiled code, or these are no bytes
+            x = self.scaling.apply(self.x.index_select(0, positions))
+        return x, self.y[positions]
 
 
 NO_TARGETS = torch.empty(0)

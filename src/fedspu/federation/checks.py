@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -50,6 +51,15 @@ class Sizes:
 
 def largest(plan: Plan) -> Sizes:
     """The most bytes that any message of a plan has, part by part."""
+    if plan not in _LARGEST:
+        _LARGEST[plan] = _largest(plan)
+    return _LARGEST[plan]
+
+
+_LARGEST: "WeakKeyDictionary[Plan, Sizes]" = WeakKeyDictionary()
+
+
+def _largest(plan: Plan) -> Sizes:
     table = {name: plan.initial[name] for name in plan.neurons.shapes}
     return Sizes(
         header=LONGEST_HEADER,

@@ -75,6 +75,7 @@ class Client:
         self.plan, self.examples, self.shelf = plan, examples, shelf
         self.device = device
         self.workbench = Workbench(plan, device)
+        self._checked: State | None = None
 
     def respond(
         self, packet: Packet, broadcast: State | None = None
@@ -100,8 +101,9 @@ class Client:
         What the client keeps is put on its shelf before it replies.
         """
         request = read_request(self.plan, packet)
-        if broadcast is not None:
+        if broadcast is not None and broadcast is not self._checked:
             check_broadcast(self.plan, broadcast)
+            self._checked = broadcast  # many clients of a simulation are sent the same
         reply, took = self.reply(request, broadcast)
         return replace(pack_reply(self.plan, request, reply), took=took)
 

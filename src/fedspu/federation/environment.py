@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedspu.partial.chain.native.library import processor
+from fedspu.compiled.library import processor
 
 
 def environment() -> dict[str, Any]:

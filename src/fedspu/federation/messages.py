@@ -420,11 +420,12 @@ def unpack_values(
         raise ModelError(f"{len(values)} bytes of values; expected {sum(lengths)}")
     if not values:
         return {}
-    flat = np.frombuffer(values, np.uint8)
-    parts = np.split(flat, np.cumsum(lengths)[:-1])
+    parts = torch.from_numpy(np.frombuffer(values, np.uint8).copy()).split(lengths)
+    if len({types[name] for name in shapes}) > 1:
+        parts = tuple(part.clone() for part in parts)  # each begins where it may
     return {
-        name: torch.from_numpy(part.copy()).view(types[name]).view(shapes[name])
-        for name, part in zip(shapes, parts, strict=True)
+        name: part.view(types[name]).view(shape)
+        for part, (name, shape) in zip(parts, shapes.items(), strict=True)
     }
 
 

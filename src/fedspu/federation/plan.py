@@ -31,7 +31,7 @@ from fedspu.training.schedule import in_round
 Build = Callable[[], nn.Module]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """One experiment, ready to be played."""
 

@@ -1,13 +1,15 @@
 """Average each entry over the clients that trained it (paper, step 4 and Figure 3)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedspu.compiled.rows import add_blocks
 from fedspu.errors import ModelError
 from fedspu.neurons.blocks import Where
 from fedspu.neurons.table import Blocks, Payload, State
@@ -60,10 +62,10 @@ class Average:
 
     def result(self) -> State:
         """The mean of every entry, in new tensors."""
-        averaged = {name: tensor.clone() for name, tensor in self.state.items()}
+        averaged: State = {}
         for row in self._rows:
-            averaged.update(row.average())
-        return averaged
+            averaged |= row.average()
+        return {name: averaged[name] for name in self.state}
 
 
 def average_by_examples(state: State) -> Average:
@@ -114,22 +116,32 @@ class _Row:
         names = [name for name in update.where if name in self.tensors]
         if not names:
             return
+        if self._add_by_compiled_code(update, names, weight):
+            return
         trained = torch.cat([update.payload[name].reshape(-1) for name in names])
         step = trained.double()
         if len(trained) == len(self.values) and names == list(self.tensors):
             self.moved += step.sub_(self.before).mul_(weight)
             self.weight += weight
             return
-        places = torch.cat(
-            [
-                _places(self.tensors[name], update.where[name], self.starts[name])
-                for name in names
-            ]
-        ).to(self.values.device)
+        found = [
+            _places(self.tensors[name], update.where[name], self.starts[name])
+            for name in names
+        ]
+        places = torch.from_numpy(np.concatenate(found)).to(self.values.device)
         step.sub_(self.before.index_select(0, places)).mul_(weight)
         self.moved.index_add_(0, places, step)
         count = torch.tensor(weight, dtype=torch.float64).to(step.device)
         self.weight.index_add_(0, places, count.expand(len(places)))
+
+    def _add_by_compiled_code(
+        self, update: Update, names: Sequence[str], weight: int
+    ) -> bool:
+        blocks = [
+            (self.tensors[n].shape, update.payload[n], update.where[n], self.starts[n])
+            for n in names
+        ]
+        return add_blocks(blocks, weight, self.before, self.moved, self.weight)
 
     def average(self) -> State:
         """The average of every entry, in new tensors."""
@@ -145,13 +157,17 @@ class _Row:
         }
 
 
-def _places(tensor: Tensor, where: Where, start: int) -> Tensor:
+def _places(tensor: Tensor, where: Where, start: int) -> NDArray[np.int64]:
     """The positions of a block's entries in a row in which its tensor begins there."""
-    if all(axis is None for axis in where):
-        return torch.arange(start, start + tensor.numel())
-    places, stride = np.array(start), tensor.numel()  # quicker than PyTorch
-    for size, axis in zip(tensor.shape, where, strict=True):
+    # In numpy: calls of PyTorch take longer than the numbers do.
+    places, stride = np.array(start), tensor.numel()
+    for dim, (size, axis) in enumerate(zip(tensor.shape, where, strict=True)):
         stride //= size
         along = np.arange(size) if axis is None else axis.numpy()
-        places = places[..., None] + along * stride
-    return torch.from_numpy(places.reshape(-1))
+        if axis is not None and not ((along >= 0) & (along < size)).all():
+            raise ModelError(
+                f"an update has a position outside of its tensor, along axis {dim}: "
+                f"expected 0 to {size - 1}"
+            )
+        places = np.add.outer(places, along * stride)
+    return places.reshape(-1)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from fractions import Fraction
-from math import floor
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ def as_fraction(p: P) -> Fraction:
         exact = p if isinstance(p, Fraction) else Fraction(str(p))
     except (ValueError, ZeroDivisionError):
         raise SettingsError(f"p = {p!r}: expected a number in (0, 1]") from None
-    if not 0 < exact <= 1:
+    if not 0 < exact.numerator <= exact.denominator:
         raise SettingsError(f"p = {p}: expected a number in (0, 1]")
     return exact
 
@@ -29,7 +28,8 @@ def as_fraction(p: P) -> Fraction:
 def num_active(p: P, size: int) -> int:
     """How many neurons of a group of ``size`` are active: floor(p n), at least one."""
     # A group with no active neuron would cut a sub-model in two.
-    return max(1, floor(as_fraction(p) * size))
+    exact = as_fraction(p)
+    return max(1, exact.numerator * size // exact.denominator)
 
 
 def choose_random(neurons: Neurons, p: P, rng: np.random.Generator) -> Active:

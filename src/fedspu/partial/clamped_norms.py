@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from fedspu.compiled.library import find
 from fedspu.partial.block_gradients import fill
 from fedspu.partial.chain.find import trace
-from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.models import why_not
 from fedspu.partial.memory_format import compact, is_last, usual_forward
 from fedspu.partial.norms import NormPart

@@ -11,10 +11,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fedspu import models
+from fedspu.compiled.library import find
 from fedspu.federation.environment import environment
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.mapping import map_neurons
-from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.models import why_not
 from fedspu.partial.context import partial_training
 

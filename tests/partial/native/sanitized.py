@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedspu.compiled import library, rows
+from fedspu.neurons.average import Average, Update
 from fedspu.partial import clamped_norms
-from fedspu.partial.chain.native import calls, library, models, network
+from fedspu.partial.chain.native import calls, models, network
 from fedspu.partial.norms import NormPart
 from tests.partial.native.nets import (
     CLASSES,
@@ -51,6 +53,7 @@ def everything(
     assert judge is not None
     judge(x)
     norm(number, seed)
+    many_rows(number, seed)
 
 
 def norm(number: int, seed: int) -> None:
@@ -67,9 +70,23 @@ def norm(number: int, seed: int) -> None:
     y.sum().backward()
 
 
+def many_rows(number: int, seed: int) -> None:
+    """Examples made of bytes, and an average."""
+    shape = (number, 1 + seed, 7)
+    found = rows.scaled_rows(
+        torch.zeros(shape, dtype=torch.uint8), torch.arange(number), (0.5,), (0.5,)
+    )
+    assert found is not None
+    mean = Average({"a": torch.zeros(shape), "b": torch.zeros(number)})
+    last = torch.tensor([number - 1])
+    where = {"a": (last, torch.tensor([0, seed]), None), "b": (last,)}
+    mean.add(Update(where, {"a": torch.ones(1, 2, 7), "b": torch.ones(1)}, 3))
+
+
 if __name__ == "__main__":
     found = library.Found(library._opened(Path(sys.argv[1])), "with sanitizers")
     for module in (network, models, clamped_norms):
         vars(module)["find"] = lambda: found
+    vars(rows)["loaded"] = lambda: found.library
     everything()
     sys.stdout.write("fine")

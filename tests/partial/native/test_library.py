@@ -9,13 +9,13 @@ from time import sleep
 
 import pytest
 
-from fedspu.partial.chain.native import library
+from fedspu.compiled import library
 
 SCRIPT = """
 import torch
 from torch import nn
 import fedspu
-from fedspu.partial.chain.native.library import find
+from fedspu.compiled.library import find
 model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 neurons = fedspu.map_neurons(model, torch.zeros(2, 1, 2, 2))
 with fedspu.partial_training(model, neurons, neurons.everything()):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspu.partial.chain.native import library
+from fedspu.compiled import library
 
 
 def test_no_sanitizer_has_anything_to_say(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspu import models as built_in
-from fedspu.partial.chain.native import calls, library, models, network
+from fedspu.compiled import library
+from fedspu.partial.chain.native import calls, models, network
 from tests.partial.native.nets import native_gradients, parts
 
 has_both = "avx512f" in library.processor().split()

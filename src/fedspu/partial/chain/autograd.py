@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedspu.compiled.library import find
 from fedspu.partial.block_gradients import Convolution
 from fedspu.partial.chain.find import Link, find_chain, is_watched
-from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.models import Kernels, NativeForward
 from fedspu.partial.chain.native.stages import NotAChainError
 from fedspu.partial.chain.pooling import halves, pool, unpool

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedspu.compiled.library import find
 from fedspu.errors import ModelError
 from fedspu.partial.chain.find import MOST_GRAPHS, trace
 from fedspu.partial.chain.native.calls import (
@@ -21,7 +22,6 @@ from fedspu.partial.chain.native.calls import (
     judge,
     make_gradients,
 )
-from fedspu.partial.chain.native.library import find
 from fedspu.partial.chain.native.network import Network, Work
 from fedspu.partial.chain.native.parts import (
     BATCH,

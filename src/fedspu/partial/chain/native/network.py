@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspu.partial.chain.native.library import find
+from fedspu.compiled.library import find
 from fedspu.partial.chain.native.parts import (
     BATCH,
     GROUP,

@@ -54,6 +54,11 @@ def find() -> Found:
     return found
 
 
+def loaded() -> ctypes.CDLL | None:
+    """The library if this process has it already: nothing is compiled for this."""
+    return find().library if find.cache_info().currsize else None
+
+
 def _find() -> Found:
     if os.environ.get("FEDSPU_NATIVE") == "0":
         return Found(None, "switched off by FEDSPU_NATIVE=0")
@@ -252,3 +257,5 @@ def _signatures() -> Iterator[tuple[str, Any, list[Any]]]:
     yield "chain_backward", None, [*[pointer] * 4, long, key]
     yield "chain_epoch", ctypes.c_double, [*[pointer] * 8, long, pointer, key]
     yield "chain_judge", None, [*[pointer] * 4, long, pointer]
+    yield "scale_rows", None, [pointer, pointer, long, long, long, *[pointer] * 3]
+    yield "add_blocks", integer, [pointer, long, ctypes.c_double, *[pointer] * 3]

@@ -2,6 +2,7 @@
 #include "linear.h"
 #include "map_norms.h"
 #include "norms.h"
+#include "rows.h"
 
 // Input: [image][channel][row][column] -> groups of 16 images --------------------------
 

@@ -1,0 +1,1 @@
+"""Compiled code: its sources, and how a process finds or compiles it."""

@@ -414,7 +414,8 @@ def _play(
     saying = folder.saying_what_is_saved() if folder else nullcontext()
     with one_thread(), saying, engine_for(plan, examples, shelf) as engine:
         clock = Clock(engine.facts.num_workers)
-        for played in play(plan, engine, federation, scores):
+        trained = [folder.prepare_save] if folder else []
+        for played in play(plan, engine, federation, scores, *trained):
             lines = record_round(plan, played, clock.round(played))
             rounds += lines["rounds.jsonl"]
             times += lines["times.jsonl"]

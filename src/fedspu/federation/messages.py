@@ -415,16 +415,22 @@ def unpack_values(
         ]
         for name, where in blocks.items()
     }
-    lengths = [types[name].itemsize * prod(shape) for name, shape in shapes.items()]
+    counts = [prod(shape) for shape in shapes.values()]
+    lengths = [types[name].itemsize * n for name, n in zip(shapes, counts, strict=True)]
     if sum(lengths) != len(values):
         raise ModelError(f"{len(values)} bytes of values; expected {sum(lengths)}")
     if not values:
         return {}
-    parts = torch.from_numpy(np.frombuffer(values, np.uint8).copy()).split(lengths)
-    if len({types[name] for name in shapes}) > 1:
-        parts = tuple(part.clone() for part in parts)  # each begins where it may
+    flat = torch.from_numpy(np.frombuffer(values, np.uint8).copy())
+    if len({types[name] for name in shapes}) == 1:
+        parts = flat.view(types[next(iter(shapes))]).split(counts)
+    else:  # copied, so that each begins where its type may
+        parts = tuple(
+            part.clone().view(types[name])
+            for name, part in zip(shapes, flat.split(lengths), strict=True)
+        )
     return {
-        name: part.view(types[name]).view(shape)
+        name: part.view(shape)
         for part, (name, shape) in zip(parts, shapes.items(), strict=True)
     }
 
@@ -487,6 +493,8 @@ def _refuse_overflow(plan: Plan, whose: str, values: Tensor, way: Way) -> None:
 
 def unpack_rounded(plan: Plan, blocks: Blocks, values: bytes, way: Way) -> Payload:
     """The values of these blocks in w0's types, from the bytes they travelled as."""
+    if _form(plan, way) == "float32":  # nothing was rounded
+        return unpack_values(plan, blocks, values)
     types = {name: wire_type(plan, name, way) for name in blocks}
     found = unpack_values(plan, blocks, values, types)
     return {name: part.to(plan.initial[name].dtype) for name, part in found.items()}

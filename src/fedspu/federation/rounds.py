@@ -1,7 +1,7 @@
 """The loop over rounds: play one, judge what changed, report."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple, TypeVar
@@ -243,11 +243,16 @@ class Stopwatch:
 
 
 def play(
-    plan: Plan, engine: Engine, federation: Federation, known: Scores
+    plan: Plan,
+    engine: Engine,
+    federation: Federation,
+    known: Scores,
+    trained: Callable[[Round], None] = lambda played: None,
 ) -> Iterator[Round]:
     """Play the rounds that are left; end early once every client has stopped.
 
-    ``known`` are the scores so far: none at the beginning of a run.
+    ``known`` are the scores so far: none at the beginning of a run. ``trained`` is
+    called with each round before it is judged.
     """
     began, first = perf_counter(), Judging({})
     if not known.personal:
@@ -256,6 +261,7 @@ def play(
     judging = perf_counter() - began  # what is judged before a round counts to it
     while not is_over(federation, plan):
         played = play_round(federation, plan, engine)
+        trained(played)
         played = _judged(plan, engine, replace(played, unjudged=first.unjudged), known)
         played.seconds["judging"] += judging
         first, judging = Judging({}), 0.0

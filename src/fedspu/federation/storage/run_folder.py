@@ -22,7 +22,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +96,7 @@ class RunFolder:
         self._saved = Checkpoint(Federation(0, {}), Scores())
         self._hashes = {name: hashlib.sha256() for name in RECORDS}
         self._lengths = dict.fromkeys(RECORDS, 0)
+        self._marks: dict[int, Future[Mark]] = {}  # of the round that is being judged
         # Memories that only the save before the last needs.
         self._replaced: list[Name] = []
 
@@ -213,6 +214,11 @@ class RunFolder:
             )
 
     # Saving ---------------------------------------------------------------------------
+
+    def prepare_save(self, played: Round) -> None:
+        """Begin with what clients have put on the shelf, while the round is judged."""
+        if self.has_memories:
+            self._mark_memories(played)
 
     def save(self, played: Round, lines: Lines) -> None:
         """Save one round, and add its new lines to the records.
@@ -334,7 +340,7 @@ class RunFolder:
         known = self._saved.scores.personal
         return JournalLine(
             round=now.round,
-            memories=self._mark_memories(now.round, sorted(played.answers)),
+            memories=self._marks_of(played),
             num_examples={
                 client: now.num_examples[client]
                 for client in played.answers
@@ -353,19 +359,27 @@ class RunFolder:
             },
         )
 
-    def _mark_memories(self, t: int, clients: Sequence[int]) -> dict[int, Mark | None]:
-        """The marks of what clients have put on the shelf; it is on the disk then."""
-        if not self.has_memories:
-            return dict.fromkeys(clients)
+    def _mark_memories(self, played: Round) -> None:
+        """Bring what clients have put on the shelf to the disk, and mark it."""
 
         def marked(client: int) -> Mark:
-            path = self.shelf.path(client, t)
+            path = self.shelf.path(client, played.federation.round)
             if self.durable:
                 sync_file(path)
             return mark_of(path)
 
-        with ThreadPoolExecutor(4) as pool:  # disks are quicker at several at once
-            return dict(zip(clients, pool.map(marked, clients), strict=True))
+        pool = ThreadPoolExecutor(4)  # disks are quicker at several at once
+        self._marks = {k: pool.submit(marked, k) for k in sorted(played.answers)}
+        pool.shutdown(wait=False)
+
+    def _marks_of(self, played: Round) -> dict[int, Mark | None]:
+        """The marks of what clients have put on the shelf; it is on the disk then."""
+        if not self.has_memories:
+            return dict.fromkeys(sorted(played.answers))
+        if self._marks.keys() != played.answers.keys():
+            self._mark_memories(played)
+        marks, self._marks = self._marks, {}
+        return {client: mark.result() for client, mark in marks.items()}
 
     def _index(self) -> Index:
         if self.index is None:

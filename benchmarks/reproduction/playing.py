@@ -33,11 +33,12 @@ ANCHORS = ("local", "fedavg@finetune=5")
 
 @dataclass(frozen=True)
 class Part:
-    """Some runs of the page: all alphas, and these seeds."""
+    """Some runs of a page."""
 
     folder: str
     methods: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
+    alphas: tuple[float, ...] = ALPHAS
     rivals: int = 0
     """So many of the best rivals, by what is known so far, are played besides."""
 
@@ -92,7 +93,7 @@ def play(
         wanted: dict[tuple[int, tuple[float, ...]], list[str]] = {}
         for seed in part.seeds:
             for method in (*part.methods, *rivals):
-                alphas = tuple(a for a in ALPHAS if (method, a, seed) not in have)
+                alphas = tuple(a for a in part.alphas if (method, a, seed) not in have)
                 if alphas:
                     wanted.setdefault((seed, alphas), []).append(method)
         settings = _settings(dataset, data) | {"early_stopping.on": with_stopping}

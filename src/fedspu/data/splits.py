@@ -20,6 +20,9 @@ SPLITS = {
 
 MIN_EXAMPLES = 3  # one for each part
 
+MOST_KNOWN = 256
+"""The splits of so many clients are kept."""
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -73,7 +76,7 @@ class Splits(Sequence[Split]):
     ) -> None:
         self._all = shares, labels, kind, seed
         self.sizes = np.fromiter(map(len, shares), np.int64, len(shares))
-        self._last: tuple[int, Split] | None = None  # its parts are asked for in a row
+        self._known: dict[int, Split] = {}  # some of them, as they are asked for often
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -81,10 +84,12 @@ class Splits(Sequence[Split]):
     def __getitem__(self, client: Any) -> Any:
         if isinstance(client, slice):
             return [self[k] for k in range(len(self))[client]]
-        last = self._last
-        if last is None or last[0] != client:
-            last = self._last = client, self._split(client)
-        return last[1]
+        found = self._known.get(client)
+        if found is None:
+            if len(self._known) == MOST_KNOWN:
+                self._known.clear()
+            found = self._known[client] = self._split(client)
+        return found
 
     def _split(self, client: int) -> Split:
         shares, labels, kind, seed = self._all

@@ -15,8 +15,9 @@ from fedspu.federation.record import (
     summarise,
     what_was_lost,
 )
-from fedspu.federation.rounds import Round, Scores, Values
+from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
+from fedspu.federation.values import Values
 from fedspu.settings import MethodSettings
 from tests.oracles.federation import Played, mlp, plan_for, play_all, prepared_for
 

@@ -24,6 +24,10 @@ def check(
 
     fedspu check runs/digits-fedspu-seed-0
     """
+    from fedspu.federation.storage.finding import check_is_run
+
+    check_is_run(run)
+
     from fedspu.federation.storage.check import check_run
 
     found = check_run(run)

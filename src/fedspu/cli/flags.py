@@ -250,6 +250,29 @@ def whole_numbers(text: str, name: str) -> list[int]:
         ) from None
 
 
+def check_model(name: str, shape: str | None, task: str) -> None:
+    """Refuse a model, a shape or a task that cannot be meant; PyTorch is not needed."""
+    from fedspu import models, tasks
+
+    models.check_name(name)
+    tasks.check_name(task)
+    if shape is not None:
+        sizes(shape)
+
+
+def sizes(shape: str) -> list[int]:
+    """The shape of one example, like 3,32,32."""
+    try:
+        found = [int(part) for part in shape.split(",")]
+    except ValueError:
+        found = [-1]
+    if min(found) < 0:
+        raise SettingsError(
+            f"--input {shape}: expected sizes separated by commas, like 3,32,32"
+        )
+    return found
+
+
 def shares(text: str, name: str) -> list[float]:
     """Shares of neurons separated by commas."""
     found = numbers(text, name)

@@ -69,14 +69,7 @@ def profile(
 
     fedspu profile mypackage.mymodule:build --data arrays:my.npz --task regression
     """
-    from fedspu.cli.model_inputs import model_and_batch
-    from fedspu.neurons.mapping import map_neurons
-    from fedspu.profile import measure as profiling
-    from fedspu.reports import plots
-    from fedspu.reports import profile as report
-    from fedspu.tasks import find_task
-    from fedspu.tasks.task import checked_loss
-
+    flags.check_model(model, shape, task)
     listed = flags.shares(p, "--p")
     modes = flags.choices(mode, "--mode", ("exact", "truncated"))
     saved = flags.choices(saves, "--saves", ("fast", "lean"))
@@ -88,11 +81,20 @@ def profile(
         raise SettingsError(
             f"--threads {threads}: expected 1 to {cores}, the cores of this machine"
         )
+    num_bytes = flags.num_bytes(memory, "--memory")
+    most_seconds = flags.seconds(seconds, "--seconds")
+
+    from fedspu.cli.model_inputs import model_and_batch
+    from fedspu.neurons.mapping import map_neurons
+    from fedspu.profile import measure as profiling
+    from fedspu.reports import plots
+    from fedspu.reports import profile as report
+    from fedspu.tasks import find_task
+    from fedspu.tasks.task import checked_loss
+
     budget = None
-    if memory is not None or seconds is not None:
-        budget = profiling.Budget(
-            flags.num_bytes(memory, "--memory"), flags.seconds(seconds, "--seconds")
-        )
+    if num_bytes is not None or most_seconds is not None:
+        budget = profiling.Budget(num_bytes, most_seconds)
     if plot is not None:
         plots.check_plot(plot)
 

@@ -68,8 +68,12 @@ def run(
 
     fedspu run --resume runs/digits-fedspu-seed-0 --rounds 1000
     """
+    from fedspu.federation.storage.finding import check_free, check_is_run
+    from fedspu.reports.trackers import Tracking, check_tracker
     from fedspu.resolve import resolve
 
+    if log is not None:
+        check_tracker(log)
     if "@" in str(given.get("method.name")):  # as in fedspu compare --methods
         from fedspu.sweeps.cells import method_settings
 
@@ -79,6 +83,7 @@ def run(
         may_change = ("workers", "engine", "ray_address", "rounds")
         changes = {name: given.pop(name, None) for name in may_change}
         _refuse_changes(resume, given)
+        check_is_run(resume)
         path = resume
     else:
         if trust:
@@ -87,6 +92,7 @@ def run(
         if settings.out is None:
             settings = settings.model_copy(update={"out": _new_folder(settings)})
         path = settings.out or Path()
+        check_free(path)
         for doubt in _doubts(settings):
             warnings.warn(doubt, stacklevel=2)
 
@@ -95,7 +101,6 @@ def run(
     from fedspu import runs
     from fedspu.reports.display import Display
     from fedspu.reports.tables import run_table, time_table
-    from fedspu.reports.trackers import Tracking
 
     is_quiet = as_json or quiet
     tracking = None if log is None else Tracking(log, path)
@@ -197,15 +202,13 @@ def _saying_how_to_resume(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from fedspu.federation.storage.own_files import is_free
-        from fedspu.federation.storage.saved_run import SavedRun
+        from fedspu.federation.storage.finding import resume_command
+        from fedspu.federation.storage.saved_index import saved_rounds
 
-        if not is_free(path):
-            saved = SavedRun(path)
-            trust = " --trust" if saved.names_code else ""
+        if saved := saved_rounds(path):
             complain(
-                f"interrupted; rounds up to {saved.round} are saved. Resume with",
-                f"fedspu run --resume {path}{trust}",
+                f"interrupted; rounds up to {saved[0]} are saved. Resume with",
+                resume_command(path),
             )
             sys.exit(INTERRUPTED)
         raise

@@ -24,10 +24,6 @@ from fedspu.neurons.table import Active
 from fedspu.settings_text import one_line
 
 
-def check_installed() -> None:
-    """Needs no more than fedspu itself."""
-
-
 def write(model: nn.Module, x: Tensor, facts: Facts, file: Path) -> Facts:
     """Write all tensors of the model's state_dict, and the facts as metadata."""
     # Cloned, because a file cannot hold two tensors that share memory.

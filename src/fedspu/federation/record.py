@@ -14,8 +14,9 @@ from fedspu.federation.engine import Facts
 from fedspu.federation.environment import environment
 from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Round, Scores, Values
+from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
+from fedspu.federation.values import Values
 from fedspu.methods import suggested_by
 from fedspu.settings import MethodSettings
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from fedspu.errors import DamagedError, StorageError
 from fedspu.federation.plan_file import read_settings
+from fedspu.federation.storage.finding import check_is_run
 from fedspu.federation.storage.own_files import LOCK
 from fedspu.federation.storage.saved_index import (
     RECORDS,
     SUMMARY,
-    check_is_run,
     saved_rounds,
 )
 from fedspu.federation.storage.saved_run import SavedRun

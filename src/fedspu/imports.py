@@ -56,7 +56,7 @@ def _module(name: str, given: str, refuse: type[FedSPUError]) -> ModuleType:
         raise refuse(f"{given}: cannot be imported ({error})") from error
     except FedSPUError as error:  # a record that cannot be right
         raise refuse(f"{given}: {error}") from error
-    except Exception as error:  # the user's own code
+    except (Exception, SystemExit) as error:  # the user's own code
         raise refuse(f"{given}: importing {name} raised {raised(error)}") from error
 
 
@@ -68,7 +68,7 @@ def call(
         return function(*args)
     except FedSPUError:
         raise
-    except Exception as error:  # the user's own code
+    except (Exception, SystemExit) as error:  # the user's own code
         raise refuse(f"{given}: it raised {raised(error)}") from error
 
 

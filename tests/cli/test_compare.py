@@ -39,7 +39,7 @@ def test_a_comparison_plays_each_run_once(command: Command, played: list[int]) -
     assert second.code == 0
     assert len(played) == 4 * 3 * 3
     assert second.out == first.out
-    assert second.err == ""
+    assert second.told == []
 
 
 @pytest.mark.usefixtures("nets")

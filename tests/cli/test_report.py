@@ -115,7 +115,7 @@ def test_a_run_with_no_finished_round_but_one_is_shown_as_far_as_it_is(
         (["none"], "^none: no such folder; did you mean one\\?$"),
         (
             ["."],
-            r"^\. is not a run folder: it has no checkpoint, but holds .* name one$",
+            r"^\. is not a run folder: .*, but holds some: name one$",
         ),
         (["one", "one"], "are the same run"),
         (["one", "--html", "."], r"^--html \.: is a folder; expected a file"),

@@ -177,15 +177,16 @@ def test_a_script_gets_all_that_was_measured() -> None:
 # Progress -----------------------------------------------------------------------------
 
 
-def test_progress_shows_on_a_terminal_alone(
+def test_progress_is_a_line_on_a_terminal_and_a_line_for_each_part_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with progress(is_quiet=False) as watch:
-        watch("at work")
-    assert capsys.readouterr() == ("", "")
+    with progress() as watch:
+        for text in ("at work", "time: repetition 1 of 2", "time: repetition 2 of 2"):
+            watch(text)
+    assert capsys.readouterr() == ("", "at work\ntime …\n")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    with progress(is_quiet=False) as watch:
+    with progress() as watch:
         watch("at work")
     out, err = capsys.readouterr()
     assert out == ""

@@ -26,6 +26,7 @@ from fedspu.cli.console import (
     saying_what_loads,
     whole_output,
 )
+from fedspu.cli.results import restored_output
 from fedspu.errors import FedSPUError
 
 COMMANDS = {
@@ -129,7 +130,13 @@ def run_command() -> None:
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
     try:
-        with one_interrupt(), whole_output(), plain_warnings(), saying_what_loads():
+        with (
+            one_interrupt(),
+            whole_output(),
+            restored_output(),
+            plain_warnings(),
+            saying_what_loads(),
+        ):
             code = app(standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedspu.cli.console import INTERRUPTED, complain, saying_where
 from fedspu.cli.flags import numbers, whole_numbers, with_settings
+from fedspu.cli.results import for_programs, print_text
 from fedspu.cli.run import default_rounds
 from fedspu.errors import SettingsError
 
@@ -136,6 +137,7 @@ def check_form(form: str) -> str:
     """One of ``FORMS``."""
     if form not in FORMS:
         raise SettingsError(f"--format {form}: expected one of {', '.join(FORMS)}")
+    for_programs(form != "table")
     return form
 
 
@@ -148,7 +150,7 @@ def print_comparison(found: Any, form: str) -> None:
             "tex": found.to_latex,
             "json": found.to_json,
         }[form]()
-        typer.echo(text, nl=False)
+        print_text(text)
         return
     from fedspu.reports.comparison.blocks import terminal
 

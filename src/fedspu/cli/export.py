@@ -1,6 +1,5 @@
 """``fedspu export``: a client's model as one file for inference."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Json
+from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
 from fedspu.exports import FORMATS, check_format, check_request, default_file
 from fedspu.units import shown, size
@@ -65,7 +65,7 @@ def export(
 
     found = _export(run, client, format, out, trust, force)
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "file": str(found.file)}, indent=2))
+        print_json({**asdict(found), "file": str(found.file)})
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(_what_was_checked(found), markup=False)

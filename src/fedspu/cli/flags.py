@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.models import ArgumentInfo
 
+from fedspu.cli.results import for_programs
 from fedspu.errors import SettingsError
 from fedspu.expected import plain_type
 from fedspu.settings import known_fields
@@ -22,7 +23,10 @@ Config = Annotated[
     Path | None,
     typer.Argument(metavar="[CONFIG.toml]", help="A whole experiment, as TOML."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as JSON.", callback=for_programs),
+]
 Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:build.")]
 Input = Annotated[
     str | None, typer.Option("--input", help="Shape of one example, like 3,32,32.")

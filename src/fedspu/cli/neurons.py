@@ -1,6 +1,5 @@
 """``fedspu neurons``: a model's neuron groups."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Examples, Input, Json, Model, Task, check_model, shares
+from fedspu.cli.results import print_json
 from fedspu.errors import ModelError
 
 
@@ -55,7 +55,7 @@ def neurons(
     counts = active_counts(table, listed)
     if as_json:
         found = {"groups": [asdict(group) for group in table.groups]}
-        typer.echo(json.dumps({**found, "active": counts}, indent=2))
+        print_json({**found, "active": counts})
         return
     console = Console()
     for part in neuron_tables(table, counts):

@@ -1,6 +1,5 @@
 """``fedspu profile``: what a training step costs at each p."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from fedspu.cli import flags
 from fedspu.cli.flags import Examples, Input, Json, Model, Task
+from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
 
 
@@ -99,7 +99,7 @@ def profile(
         plots.check_plot(plot)
 
     learned = find_task(task)
-    with report.progress(is_quiet=as_json) as watch:
+    with report.progress() as watch:
         watch("building the model …")
         net, x, y = model_and_batch(model, shape, data, batch_size, learned)
         watch("mapping its neurons …")
@@ -123,7 +123,7 @@ def profile(
         plots.plot_profile(found, title, plot)
     if as_json:
         about = {"model": model, "batch_size": batch_size, "threads": threads}
-        typer.echo(json.dumps({**about, **report.as_json(found, budget)}, indent=2))
+        print_json({**about, **report.as_json(found, budget)})
         return
     console = Console(soft_wrap=True)
     console.print(f"{title}: {report.how_measured(found)}", markup=False)

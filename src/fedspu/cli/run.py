@@ -1,6 +1,5 @@
 """``fedspu run``: one federated run."""
 
-import json
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from fedspu.cli.console import INTERRUPTED, complain, saying_where
 from fedspu.cli.flags import Json, with_settings
+from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
 from fedspu.methods import suggested_by
 from fedspu.settings import Settings
@@ -122,7 +122,7 @@ def run(
         tracking.close(result.summary)
     with saying_where(f"the results are in {path}"):
         if as_json:
-            typer.echo(json.dumps(result.summary, indent=2))
+            print_json(result.summary)
         if is_quiet:
             return
         console = Console(soft_wrap=True)

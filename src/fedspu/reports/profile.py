@@ -1,5 +1,7 @@
 """What training steps cost, as a table for people and as JSON for scripts."""
 
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -112,17 +114,30 @@ def notes(profile: Profile, neurons: Neurons, budget: Budget | None) -> list[str
 
 
 @contextmanager
-def progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
-    """On a terminal, a line that says what is going on; elsewhere nothing.
+def progress() -> Iterator[Callable[[str], None]]:
+    """Says what is going on: on a terminal in one line, elsewhere a line for each part.
 
     It is redrawn only when called: a thread that redraws it would distort the times.
     """
     console = Console(stderr=True)
-    if is_quiet or not console.is_terminal:
-        yield lambda text: None
+    if not console.is_terminal:
+        yield _say_parts()
         return
     with Live("", console=console, auto_refresh=False, transient=True) as live:
         yield lambda text: live.update(text, refresh=True)
+
+
+def _say_parts() -> Callable[[str], None]:
+    """Prints what is going on, but no repetitions."""
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        part = re.sub(r": repetition \d.*", " …", text)
+        if part not in said:
+            print(part, file=sys.stderr, flush=True)  # noqa: T201  # the display
+        said.add(part)
+
+    return say
 
 
 # How gradients were computed ----------------------------------------------------------

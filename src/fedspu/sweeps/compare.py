@@ -144,6 +144,9 @@ class Watcher:
     def end(self, run: Planned, why: str | None) -> None:
         """A run has ended; ``why`` it failed, if it did."""
 
+    def finish(self, what: str) -> None:
+        """All runs have ended; ``what`` is done now takes some seconds."""
+
 
 def compare(
     methods: Sequence[str] = ("fedspu", "local"),
@@ -193,7 +196,9 @@ def compare(
     played = house.play(runs, "comparison")
     found = Comparison((), [], [])
     if played.summaries:
+        house.watcher.finish("measuring the memory of training steps …")
         house.measure(runs, played)
+        house.watcher.finish("writing the tables and the report …")
         found = compare_saved([out], only={run.path.name for run in runs})
         found.write(out, Given(data, task, is_trusted=True))
     if played.failures:

@@ -82,6 +82,13 @@ class SweepDisplay(Watcher):
         found = self._following.read()
         self._say(f"{run.cell.title}: {became}; {headline(found, self._what)}")
 
+    def finish(self, what: str) -> None:
+        """Say what is done once all runs have ended."""
+        if self._live is not None:
+            self._what = what.removesuffix(" …")
+        elif not self.is_quiet:
+            self._say(what)
+
     def _shown(self) -> RenderableType:
         assert self._following is not None
         with suppress(StorageError):  # it is being removed; playing will say more

@@ -435,7 +435,7 @@ def _play(
         facts = engine.facts
     facts = replace(facts, peak_bytes=max(peak_rss_bytes(), facts.peak_bytes))
     summary = summarise(plan, name, federation, scores, rounds, times, facts)
-    for loss in what_was_lost(summary):
+    for loss in what_was_lost(summary, rounds):
         warnings.warn(loss, stacklevel=3)
     if folder:
         folder.finish(summary)

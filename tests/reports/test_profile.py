@@ -58,8 +58,8 @@ def test_the_clock_that_was_read_is_named() -> None:
 
 
 def test_who_ran_the_steps_is_said_and_why() -> None:
-    why = "not compiled code: norm, a LayerNorm."
-    said = f"PyTorch ran all steps (but perhaps norms), {why}"
+    why = "no counterpart for a part of the model: norm, a LayerNorm."
+    said = f"PyTorch ran all steps (but perhaps norms), as compiled code has {why}"
     assert said in path_lines(PROFILE, NEURONS)
     native = replace(PROFILE, why_not_native=None)
     assert "Compiled code ran all steps." in path_lines(native, NEURONS)

@@ -1,12 +1,12 @@
 """The ``fedspu`` command: which commands there are, and how they end.
 
-Exit codes: 0 for success; 1 for our own mistake, with a traceback; 2 for the user's
+Exit codes: 0 for success; 1 for our own mistake, with a traceback, or
+if no p fits what ``fedspu profile`` was given; 2 for the user's
 mistake, with one clear line; 130 if interrupted.
 """
 
 import atexit
 import gc
-import io
 import re
 import sys
 from importlib import import_module
@@ -137,19 +137,28 @@ def run_command() -> None:
             plain_warnings(),
             saying_what_loads(),
         ):
-            code = app(standalone_mode=False)
+            code = app(prog_name="fedspu", standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except FedSPUError as error:
         complain(str(error))
         sys.exit(2)
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        # Both click and typer suggest the same.
-        text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", shown.getvalue())
-        click.echo(text, err=True, nl=False)
+        _show(error)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         complain("interrupted")
         sys.exit(INTERRUPTED)
+
+
+def _show(error: click.ClickException) -> None:
+    """Say in one line what is wrong with the words that were typed."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    # Both click and typer suggest the same.
+    text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "fedspu"
+    end = "" if text.endswith((".", "?", ")")) else "."
+    complain(f"{text}{end} See `{where} --help`")

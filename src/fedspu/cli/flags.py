@@ -17,7 +17,13 @@ from fedspu.cli.results import for_programs
 from fedspu.errors import SettingsError
 from fedspu.expected import plain_type
 from fedspu.settings import known_fields
-from fedspu.settings_text import flatten, parse_override, parse_value, read_toml
+from fedspu.settings_text import (
+    flatten,
+    nearest,
+    parse_override,
+    parse_value,
+    read_toml,
+)
 
 Config = Annotated[
     Path | None,
@@ -159,15 +165,37 @@ def _read(
 
 def _of_file(config: Path, as_given: Collection[str]) -> dict[str, Any]:
     """The values of a file; its paths of data and models are relative to it."""
-    if config.suffix in DATA_SUFFIXES:
+    if config.suffix in DATA_SUFFIXES and ":" not in str(config):
         raise SettingsError(
             f"{config}: expected a TOML file with settings; for data, use --data "
             f"{DATA_SUFFIXES[config.suffix]}{config}"
+        )
+    if not config.exists():
+        raise SettingsError(f"{config}: no such configuration file{_meant(config)}")
+    if config.is_dir() and (config / SETTINGS).is_file():
+        raise SettingsError(
+            f"{config}: is a run folder; resume it with --resume {config}, or play it "
+            f"again with {config / SETTINGS}"
         )
     given = dict(flatten(read_toml(config)))
     if config.name == SETTINGS and (config.parent / CHECKPOINT).is_dir():
         given.pop("out", None)  # of the run that wrote it: this is another one
     return with_whole_paths(given, config.parent, as_given)
+
+
+def _meant(config: Path) -> str:
+    """The flag that a word without one was probably meant for."""
+    from fedspu.data import DATASETS
+    from fedspu.methods import METHODS
+    from fedspu.models import MODELS
+
+    word = str(config)
+    known = {"--data": DATASETS, "--method": METHODS, "--model": MODELS}
+    for flag, names in known.items():
+        if word.partition(":")[0] in names:
+            return f" (did you mean {flag} {word}?)"
+    found = [str(path) for path in Path(config.parent).glob("*.toml")]
+    return nearest(word, sorted(found))
 
 
 DATA_SUFFIXES = {".npz": "arrays:"}

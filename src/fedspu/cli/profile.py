@@ -1,16 +1,21 @@
 """``fedspu profile``: what a training step costs at each p."""
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fedspu.cli import flags
+from fedspu.cli.console import complain
 from fedspu.cli.flags import Examples, Input, Json, Model, Task
 from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
+
+if TYPE_CHECKING:
+    from fedspu.profile.measure import Profile
 
 
 def profile(
@@ -124,6 +129,7 @@ def profile(
     if as_json:
         about = {"model": model, "batch_size": batch_size, "threads": threads}
         print_json({**about, **report.as_json(found, budget)})
+        _refuse_no_fit(found)
         return
     console = Console(soft_wrap=True)
     console.print(f"{title}: {report.how_measured(found)}", markup=False)
@@ -132,3 +138,14 @@ def profile(
         console.print(line, markup=False, highlight=False)
     if plot is not None:
         console.print(f"Plot: {plot}", markup=False)
+    _refuse_no_fit(found)
+
+
+def _refuse_no_fit(found: "Profile") -> None:
+    """End with 1 if a budget was given that no p fits."""
+    if found.choices and not any(choice.fits for choice in found.choices):
+        complain(
+            "no p fits; allow more with --memory or --seconds, use smaller batches "
+            "(--batch-size), or a smaller model"
+        )
+        sys.exit(1)

@@ -69,7 +69,7 @@ def run(
     fedspu run --resume runs/digits-fedspu-seed-0 --rounds 1000
     """
     from fedspu.federation.storage.finding import check_free, check_is_run
-    from fedspu.reports.trackers import Tracking, check_tracker
+    from fedspu.reports.trackers import Tracking, check_tracker, how_to_look
     from fedspu.resolve import resolve
 
     if log is not None:
@@ -137,6 +137,8 @@ def run(
             )
         console.print(f"Results and models: {path}", markup=False)
         console.print(f"Curves and clients: `fedspu report {path}`", markup=False)
+        if look := how_to_look(log, path):
+            console.print(look, markup=False)
         console.print(f"Next: {_suggest(result.summary, path)}", markup=False)
 
 

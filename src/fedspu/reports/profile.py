@@ -107,10 +107,30 @@ LEGEND = {
 def notes(profile: Profile, neurons: Neurons, budget: Budget | None) -> list[str]:
     """What is printed below the table."""
     lines = [f"{word:<11} {meaning}" for word, meaning in LEGEND.items()]
+    lines += costly_lines(profile)
     lines += path_lines(profile, neurons)
     if budget is not None:
         lines += ["", *choice_lines(profile.choices, budget), how_found(budget)]
     return lines
+
+
+def costly_lines(profile: Profile) -> list[str]:
+    """Why some steps cost more than the dense one, if any does."""
+    dense = profile.dense
+    costly = [
+        row
+        for row in profile.rows
+        if row.seconds > dense.seconds or row.held.peak > dense.held.peak
+    ]
+    if not costly:
+        return []
+    return [
+        "",
+        "Some rows cost more than dense: there, keeping the active part apart costs "
+        "more than freezing saves.",
+        "This is usual near p = 1, in small models, and where little can be frozen; "
+        "larger batches help.",
+    ]
 
 
 @contextmanager
@@ -162,8 +182,8 @@ def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
     lines = ["", "Compiled code ran all steps."]
     if profile.why_not_native is not None:
         lines[-1] = (
-            "PyTorch ran all steps (but perhaps norms), not compiled code: "
-            f"{profile.why_not_native}."
+            "PyTorch ran all steps (but perhaps norms), as compiled code has no "
+            f"counterpart for a part of the model: {profile.why_not_native}."
         )
     for taken, settings in ways.items():
         lines += ["", f"How gradients were computed, {_settings(settings)}:"]

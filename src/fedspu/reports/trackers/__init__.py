@@ -20,6 +20,13 @@ TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 """Name, which is also its extra -> the library that it needs."""
 
 
+HOW_TO_LOOK = {
+    "tensorboard": "TensorBoard: `tensorboard --logdir {folder}/tensorboard`",
+    "mlflow": "MLflow: `mlflow ui` here, or the server that MLFLOW_TRACKING_URI names",
+}
+"""What to type to see a run; Weights & Biases says it by itself."""
+
+
 class Tracker(Protocol):
     """Where a run's numbers go."""
 
@@ -70,6 +77,11 @@ class Tracking:
         if self._tracker is not None:
             self._tracker.close(numbers(summary))
             self._tracker = None
+
+
+def how_to_look(name: str | None, folder: Path) -> str:
+    """What to type to see a run in a tracker; empty if there is none to tell of."""
+    return HOW_TO_LOOK.get(name or "", "").format(folder=folder)
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

@@ -116,6 +116,9 @@ def bare_loss(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y)
 
 
+NO_REDUCTION: Any = bare_loss
+
+
 METRIC = replace(classification.metric, name="mine", measure=mean_accuracy, value=float)
 
 
@@ -124,7 +127,10 @@ METRIC = replace(classification.metric, name="mine", measure=mean_accuracy, valu
     [
         (replace(classification, metric=METRIC), "expected sums over examples"),
         (replace(classification, loss=every_loss), "expected one number: the mean"),
-        (replace(classification, loss=bare_loss), "'reduction' .*; docs/tasks.md says"),
+        (
+            replace(classification, loss=NO_REDUCTION),
+            "'reduction' .*; docs/tasks.md says",
+        ),
     ],
 )
 def test_a_task_of_one_s_own_learns_what_to_return(task: Task, message: str) -> None:

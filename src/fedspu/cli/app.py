@@ -159,6 +159,9 @@ def _show(error: click.ClickException) -> None:
     # Both click and typer suggest the same.
     text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
     context = getattr(error, "ctx", None)
-    where = context.command_path if context is not None else "fedspu"
+    typed = [word for word in sys.argv[1:2] if word in COMMANDS]
+    where = (
+        context.command_path if context is not None else " ".join(["fedspu", *typed])
+    )
     end = "" if text.endswith((".", "?", ")")) else "."
     complain(f"{text}{end} See `{where} --help`")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from fedspu.errors import ModelError
 from fedspu.neurons.blocks import named_tensors
@@ -57,7 +57,7 @@ def refuse_lazy(model: nn.Module, shape: tuple[int, ...] | None = None) -> None:
     lazy = [
         f"{path} ({type(layer).__name__})"
         for path, layer in model.named_modules()
-        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()  # type: ignore[no-untyped-call]  # PyTorch has no types here
+        if any(map(is_lazy, layer.parameters(recurse=False)))
     ]
     if lazy:
         like = "x[:2]" if shape is None else f"torch.zeros{shape}"

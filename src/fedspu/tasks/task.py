@@ -185,10 +185,10 @@ def check_metric(task: Task, output: Tensor, y: Tensor) -> None:
 
 def _how(output: Any) -> str:
     """How a model's forward can return the tensor that is in its output."""
-    inside = output.items() if isinstance(output, dict) else ()
     if isinstance(output, tuple | list):
-        inside = enumerate(output)
-    for place, value in inside:
+        output = dict(enumerate(output))
+    inside = output if isinstance(output, dict) else {}
+    for place, value in inside.items():
         if isinstance(value, Tensor):
             return (
                 f": let forward return one of its parts alone, like output[{place!r}]"

@@ -1,8 +1,8 @@
 """The ``fedspu`` command: which commands there are, and how they end.
 
-Exit codes: 0 for success; 1 for our own mistake, with a traceback, or
-if no p fits what ``fedspu profile`` was given; 2 for the user's
-mistake, with one clear line; 130 if interrupted.
+Exit codes: 0 for success; 1 for our own mistake, with a traceback, and if no p fits the
+limits of ``fedspu profile``; 2 for the user's mistake, with one clear line; 130 if
+interrupted.
 """
 
 import atexit
@@ -160,8 +160,6 @@ def _show(error: click.ClickException) -> None:
     text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
     context = getattr(error, "ctx", None)
     typed = [word for word in sys.argv[1:2] if word in COMMANDS]
-    where = (
-        context.command_path if context is not None else " ".join(["fedspu", *typed])
-    )
+    where = " ".join(["fedspu", *typed]) if context is None else context.command_path
     end = "" if text.endswith((".", "?", ")")) else "."
     complain(f"{text}{end} See `{where} --help`")

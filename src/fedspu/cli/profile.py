@@ -60,7 +60,8 @@ def profile(
 
     All settings take turns in one process, and so does plain PyTorch training the whole
     model. The optimizer is SGD without momentum: others need more memory for every
-    active entry. Memory is that of tensors, without the batch and PyTorch itself.
+    active entry. Memory is that of tensors, without the batch and PyTorch itself. The
+    exit code is 1 if --memory or --seconds is given and no p fits.
 
     [bold]Examples[/bold]
 

@@ -23,6 +23,8 @@ MISTAKES = {
     "profile digitz": "model = 'digitz': expected one of",
     "profile digits --input 1x16x16": "--input 1x16x16: expected sizes separated by",
     "profile digits --memory 3": "--memory 3: expected a size with its unit, like",
+    "data check digitz": "data.name = 'digitz': expected one of",
+    "data show digits --data-dir no": "--data-dir no: no such folder",
     "profile digits --task sorting": "task = 'sorting': expected one of",
 }
 

@@ -193,11 +193,14 @@ def check(
     fedspu data check arrays:mine.npz --task regression --json
     """
     from fedspu.data import find_source, load
-    from fedspu.reports.data import class_table, describe, facts
-    from fedspu.tasks import find_task
+    from fedspu.tasks import check_name, find_task
 
     source, _ = find_source(name)
+    check_name(task)
     _refuse_no_folder(data_dir)
+
+    from fedspu.reports.data import class_table, describe, facts
+
     learned = find_task(task)
     found = describe(load(name, data_dir, learned), source, learned)
     if as_json:
@@ -269,15 +272,18 @@ def show(
 
     fedspu data show arrays:mine.npz --task regression --clients 20
     """
-    from fedspu.data import load
+    from fedspu.data import find_source, load
+    from fedspu.tasks import find_task
+
+    find_source(name)
+    _refuse_no_folder(data_dir)
+
     from fedspu.reports import label_counts as report
     from fedspu.reports import plots
-    from fedspu.tasks import find_task
     from fedspu.tasks.choices import check_partition
 
     if plot is not None:
         plots.check_plot(plot)
-    _refuse_no_folder(data_dir)
     given = {
         "data.name": name,
         "task": task,

@@ -11,6 +11,7 @@ MISTAKES = {
     "run --resume nope": "nope: no such folder; there is runs/mine",
     "run --resume runs/mnie": "runs/mnie: no such folder; did you mean runs/mine?",
     "run --out full": "full is in use already: it holds something else; choose",
+    "compare --out one": "one is the folder of a single run; choose another --out",
     "check nope": "nope: no such folder; there is runs/mine",
     "check runs": "runs is not a run folder: it has no checkpoint, but holds some: "
     "name runs/mine",
@@ -47,6 +48,8 @@ def test_a_cheap_mistake_is_told_without_pytorch(
 ) -> None:
     (tmp_path / "runs/mine").mkdir(parents=True)
     (tmp_path / "runs/mine/settings.toml").touch()
+    (tmp_path / "one/checkpoint").mkdir(parents=True)
+    (tmp_path / "one/checkpoint/save-round-1.json").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full/letter.txt").touch()
     monkeypatch.chdir(tmp_path)

@@ -100,9 +100,11 @@ def compare(
     chosen = check_form("json" if as_json else form)
     sweep = _sweep(given.pop("sweep", {}), methods, alphas, seeds, vary, tune)
 
+    from fedspu.federation.storage.finding import refuse_single_run
     from fedspu.resolve import resolve
     from fedspu.sweeps.cells import method_settings
 
+    refuse_single_run(out)
     # Wrong settings are refused before PyTorch is imported.
     first = {name: values[0] for name, values in sweep["vary"].items()}
     for method in sweep.get("methods", ["fedspu"]):

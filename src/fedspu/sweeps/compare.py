@@ -9,7 +9,7 @@ from typing import Any
 from fedspu.data.own.pairs import Data
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import Build
-from fedspu.federation.storage.saved_index import SUMMARY
+from fedspu.federation.storage.finding import refuse_single_run
 from fedspu.files import write_whole
 from fedspu.prepare import choose
 from fedspu.reports.comparison import blocks, files
@@ -269,10 +269,7 @@ class _House:
         self.parallel, self.watcher = parallel, watcher
         if parallel is not None and parallel < 1:
             raise SettingsError(f"--parallel {parallel}: expected at least 1")
-        if (out / SUMMARY).exists():
-            raise StorageError(
-                f"{out} is the folder of a single run; choose another --out"
-            )
+        refuse_single_run(out)
 
     def resolved(self, chosen: Mapping[str, Any]) -> Settings:
         """Complete settings, with what was chosen for a run."""

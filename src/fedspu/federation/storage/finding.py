@@ -62,6 +62,14 @@ def check_free(path: Path) -> None:
     )
 
 
+def refuse_single_run(path: Path) -> None:
+    """Refuse the folder of a run for a whole comparison."""
+    if saved_rounds(path):
+        raise StorageError(
+            f"{path} is the folder of a single run; choose another --out"
+        )
+
+
 def resume_command(path: Path) -> str:
     """What to type to resume a run, also if it names code of its own."""
     rounds = saved_rounds(path)

@@ -15,9 +15,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-import transformers
 
 import fedspu
+
+try:
+    import transformers
+except ImportError:
+    sys.exit("needs the extra hf: pip install -c constraints.txt -e '.[hf]'")
 
 CHAPTERS, ROWS, LENGTH = 8, 60, 48
 

@@ -212,7 +212,7 @@ def test_the_sample_of_a_device_is_what_its_command_prints(
     monkeypatch.chdir(tmp_path)
     command, expected = sample("../README.md", "fedspu device --")
     result = finished(in_process_of_its_own(*command.split()[1:]))
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.told) == (0, [])
 
     def without_rows(text: str) -> list[str]:
         """Which p are tried, and what runs the model, depends on the machine."""

@@ -83,7 +83,8 @@ def test_nothing_given_as_none_goes_before_a_suggestion() -> None:
 
 def test_a_suggestion_is_held_against_what_is_given() -> None:
     assert refusal({"clients.per_round": 31}) == (
-        "clients.per_round = 31: expected at most clients.number = 30"
+        "clients.per_round = 31: expected at most clients.number = 30; set it too, "
+        "like --per-round 30"
     )
 
 

@@ -711,11 +711,13 @@ def test_settings_of_a_guard_that_do_not_fit_are_refused(
     [
         (
             {"clients.number": 5, "clients.per_round": 6},
-            "clients.per_round = 6: expected at most clients.number = 5",
+            "clients.per_round = 6: expected at most clients.number = 5; set it too, "
+            "like --per-round 5",
         ),
         (
             {"clients.number": 1, "clients.per_round": 1},
-            "clients.capacities has 5 numbers: expected at most clients.number = 1",
+            "clients.capacities has 5 numbers: expected at most clients.number = 1; "
+            "set fewer too, like --capacities 1",
         ),
     ],
 )

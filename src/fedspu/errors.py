@@ -16,7 +16,7 @@ The command line prints one of these as a single line and exits with 2.
 
 def how_to_install(extra: str) -> str:
     """The command that installs an optional library."""
-    return f"pip install -c constraints.txt '.[{extra}]' in the folder of fedspu"
+    return f"pip install -c constraints.txt -e '.[{extra}]' in the folder of fedspu"
 
 
 class FedSPUError(Exception):

@@ -16,8 +16,30 @@ def is_place(name: str) -> bool:
     """Whether a name has the form package.module:attribute, and so names code."""
     module, colon, attribute = name.partition(":")
     parts = [*module.split("."), attribute]
-    is_folder = module == "hf"  # hf:FOLDER
-    return bool(colon) and not is_folder and all(p.isidentifier() for p in parts)
+    is_path = module == "hf" or module.endswith(".py")  # hf:FOLDER, or a file
+    return bool(colon) and not is_path and all(p.isidentifier() for p in parts)
+
+
+def place_of(name: str) -> str:
+    """Where the code may be that a user names by a file, or by a module in a folder.
+
+    Empty if there is nothing like it in the working folder or the folders in it.
+    """
+    path, _, attribute = name.partition(":")
+    wanted = [p for p in path.removesuffix(".py").split("/") if p not in ("", ".")]
+    if not wanted:
+        return ""
+    here = [*Path().glob("*.py"), *Path().glob("*/*.py")]
+    known = {".".join(file.with_suffix("").parts): file.stem for file in here}
+    dotted = ".".join(wanted)
+    if dotted not in known:
+        last = wanted[-1].rpartition(".")[2].casefold()
+        same = [module for module, stem in known.items() if stem.casefold() == last]
+        if not same and not path.endswith(".py"):
+            return ""
+        dotted = min(same, key=len) if same else dotted
+    place = f"{dotted}:{attribute or 'build'}"
+    return place if is_place(place) else ""
 
 
 def find_object(
@@ -38,6 +60,12 @@ def find_object(
     return getattr(module, attribute)
 
 
+def _meant(given: str) -> str:
+    """What was probably meant by ``setting = 'place'``."""
+    place = place_of(given.partition(" = ")[2].strip("'"))
+    return f" (did you mean {place}?)" if place else ""
+
+
 def _module(name: str, given: str, refuse: type[FedSPUError]) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
@@ -50,13 +78,14 @@ def _module(name: str, given: str, refuse: type[FedSPUError]) -> ModuleType:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             raise refuse(
                 f"{given}: no module named {error.name} is installed or in {here}"
+                f"{_meant(given)}"
             ) from None
         raise refuse(f"{given}: cannot be imported ({error})") from error
     except ImportError as error:
         raise refuse(f"{given}: cannot be imported ({error})") from error
     except FedSPUError as error:  # a record that cannot be right
         raise refuse(f"{given}: {error}") from error
-    except Exception as error:  # the user's own code
+    except (Exception, SystemExit) as error:  # the user's own code
         raise refuse(f"{given}: importing {name} raised {raised(error)}") from error
 
 
@@ -68,7 +97,7 @@ def call(
         return function(*args)
     except FedSPUError:
         raise
-    except Exception as error:  # the user's own code
+    except (Exception, SystemExit) as error:  # the user's own code
         raise refuse(f"{given}: it raised {raised(error)}") from error
 
 

@@ -4,8 +4,9 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import nn
@@ -98,13 +99,14 @@ class Run:
 
 
 def simulate(
-    settings: Settings | Mapping[str, Any],
+    settings: Settings | Mapping[str, Any] | None = None,
     *,
     model: Build | None = None,
     data: Data | None = None,
     method: Method | None = None,
     task: Task | None = None,
     watch: Watch | None = None,
+    **misplaced: Never,
 ) -> Run:
     """Play one federated run from the beginning.
 
@@ -113,7 +115,12 @@ def simulate(
     replace what the settings name. A run folder is written only if the settings say
     where (``out``).
     """
-    prepared = prepare(settings, model=model, data=data, method=method, task=task)
+    if misplaced:
+        raise SettingsError(
+            f"simulate has no argument {next(iter(misplaced))}; settings go into a "
+            "mapping, the first argument, as in simulate({'rounds': 20})"
+        )
+    prepared = prepare(settings or {}, model=model, data=data, method=method, task=task)
     plan = prepared.plan
     check_space(plan)
     begin = Checkpoint(Federation(0, plan.initial), Scores())
@@ -429,7 +436,7 @@ def _play(
         facts = engine.facts
     facts = replace(facts, peak_bytes=max(peak_rss_bytes(), facts.peak_bytes))
     summary = summarise(plan, name, federation, scores, rounds, times, facts)
-    for loss in what_was_lost(summary):
+    for loss in what_was_lost(summary, rounds):
         warnings.warn(loss, stacklevel=3)
     if folder:
         folder.finish(summary)
@@ -466,5 +473,7 @@ def ready_model(
 
 def check_client(client: int, plan: Plan) -> None:
     """Refuse a client that does not exist."""
+    if not isinstance(client, Integral):
+        raise SettingsError(f"client = {client!r}: expected a whole number")
     if not 0 <= client < plan.num_clients:
         raise SettingsError(f"client = {client}: expected 0 to {plan.num_clients - 1}")

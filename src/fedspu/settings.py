@@ -137,12 +137,14 @@ class ClientsSettings(Table):
         if self.per_round > self.number:
             raise ValueError(
                 f"clients.per_round = {self.per_round}: expected at most "
-                f"clients.number = {self.number}"
+                f"clients.number = {self.number}; set it too, like --per-round "
+                f"{self.number}"
             )
         if len(self.capacities) > self.number:
             raise ValueError(
                 f"clients.capacities has {len(self.capacities)} numbers: expected at "
-                f"most clients.number = {self.number}"
+                f"most clients.number = {self.number}; set fewer too, like "
+                "--capacities 1"
             )
         return self
 

@@ -135,7 +135,9 @@ def with_article(noun: str) -> str:
 
 def nearest(name: str, known: list[str]) -> str:
     """`` (did you mean …?)`` for a name close to a known one, else nothing."""
-    found = difflib.get_close_matches(name, known, n=1)
+    as_known = {k.casefold(): k for k in reversed(known)}  # also FedSPU for fedspu
+    close = difflib.get_close_matches(name.casefold(), as_known, n=1)
+    found = [as_known[k] for k in close]
     if not found:  # lr for train.lr
         found = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
     return f" (did you mean {found[0]}?)" if found else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedspu.cli.console import LOADING
 from fedspu.federation.client import Client
 
 NETS = """
@@ -79,7 +80,11 @@ lr = 0.1
 """
 
 
-BEGINNINGS = ("preparing: data, model", "run 1 of ")
+BEGINNINGS = (
+    *(LOADING, "preparing: data, model", "run 1 of ", "building the model"),
+    *("mapping its neurons", "measuring ", "finding the largest p", "writing the "),
+    "reading the data",
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Result:
 
     @property
     def told(self) -> list[str]:
-        """The lines beside the result, but for those that only say that it begins."""
+        """The lines beside the result, but for those that say what it does."""
         return [x for x in self.err.splitlines() if not x.startswith(BEGINNINGS)]
 
     @property
@@ -122,7 +127,7 @@ def in_process_of_its_own(*words: str, **kwargs: Any) -> subprocess.Popen[str]:
 
 def finished(process: subprocess.Popen[str]) -> Result:
     out, err = process.communicate(timeout=100)
-    return Result(process.returncode, out, err)
+    return Result(process.returncode, out, err.removeprefix(f"{LOADING}\n"))
 
 
 def interrupt_at_turn(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -43,7 +43,7 @@ def test_damage_is_named_with_what_can_be_done(command: Command, mine: Path) -> 
     assert (
         "global-round-3.safetensors is damaged: it is not what was saved" in result.out
     )
-    assert "`fedspu run --resume mine --trust` goes on from round 2." in result.out
+    assert "`fedspu run --resume mine --trust` resumes after round 2." in result.out
     assert result.error == "mine is damaged"
     result = command("run", "--resume", mine, "--trust")
     assert result.code == 0
@@ -72,7 +72,7 @@ def test_edited_settings_are_named(command: Command, mine: Path) -> None:
     result = command("check", mine)
     assert result.code == 2
     assert "mine/settings.toml says seed = 5, but the run began with" in result.out
-    assert "Mend that first" in result.out
+    assert "Fix that first" in result.out
     file.unlink()  # a copy is used
     assert command("check", mine).code == 0
     result = command("run", "--resume", mine, "--trust")

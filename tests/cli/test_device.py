@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("nets")
 
 def test_a_capacity_is_proposed_from_the_settings_of_a_run(command: Command) -> None:
     result = command("device", "small.toml")
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.told) == (0, [])
     # 70 % of all 120 examples, in batches of 8: 11, the last of 4.
     assert re.match(
         r"nets_\d+:build on 8\d training examples: 1 epochs in batches of 8, 11 steps",

@@ -61,6 +61,7 @@ def test_json_is_all_that_is_printed(command: Command, mine: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("mine", "expected a client's number after the run, .*`fedspu export mine 0`"),
         ("mine 99 --trust", "client = 99: expected 0 to 5"),
         (
             "mine 0",

@@ -7,6 +7,7 @@ import pytest
 
 from fedspu.cli.app import COMMANDS as COMMAND_TABLE
 from fedspu.cli.app import load_command
+from fedspu.cli.console import LOADING
 from tests.cli.commands import Command
 
 COMMANDS = (
@@ -92,7 +93,7 @@ def test_the_command_needs_no_more_than_is_installed_with_it() -> None:
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, f"{LOADING}\n")
     assert "fedspu" in result.stdout
 
 
@@ -103,7 +104,7 @@ def test_the_command_is_also_a_module_to_run() -> None:
         text=True,
         check=False,
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, f"{LOADING}\n")
 
 
 @pytest.mark.parametrize(
@@ -162,5 +163,5 @@ def test_what_takes_long_to_import_is_not_imported_in_vain(
         text=True,
         check=False,
     )
-    assert result.stderr == ""
+    assert result.stderr in ("", f"{LOADING}\n")
     assert result.stdout.splitlines()[-1] == "[]"

@@ -90,7 +90,8 @@ def test_check_names_a_command_that_works_as_printed(
 
 @pytest.mark.usefixtures("nets")
 def test_a_run_folder_that_cannot_be_used_says_why(command: Command) -> None:
-    assert command("run", "--resume", "runs/no").error == "runs/no: no such folder"
+    error = command("run", "--resume", "runs/no").error
+    assert error.startswith("runs/no: no such folder; there is no run folder in runs/")
     command("run", "small.toml", "--out", "mine")
     Path("mine/rounds.jsonl").rename("rounds.jsonl")
     assert "`fedspu check mine`" in command("run", "--resume", "mine").error
@@ -111,7 +112,7 @@ def test_a_comparison_is_not_a_run_and_runs_are_named(command: Command) -> None:
     assert (
         f"runs/a is a comparison, not a run; name one of its runs, like {run}" == error
     )
-    assert command("report", "nothing").error.endswith("; there are runs/a")
+    assert command("report", "nothing").error.endswith("; there is runs/a")
 
 
 def test_where_there_is_no_run_the_report_says_how_to_make_one(

@@ -112,8 +112,11 @@ def test_a_run_with_no_finished_round_but_one_is_shown_as_far_as_it_is(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none"], "^none: no such folder; there is no run folder in runs/ either"),
-        (["."], r"^\. is not a run folder|no run folder|holds no run"),
+        (["none"], "^none: no such folder; did you mean one\\?$"),
+        (
+            ["."],
+            r"^\. is not a run folder: .*, but holds some: name one$",
+        ),
         (["one", "one"], "are the same run"),
         (["one", "--html", "."], r"^--html \.: is a folder; expected a file"),
         (["one", "--html", "no/x.html"], "there is no folder no; make it first$"),

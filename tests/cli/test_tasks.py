@@ -71,14 +71,14 @@ def mine(
 def test_models_of_every_task_are_mapped(command: Command, mine: Mine) -> None:
     words = ("--data", mine.data, "--task", mine.task, "--json")
     result = command("neurons", mine.model, *words)
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.told) == (0, [])
     assert {group["size"] for group in json.loads(result.out)["groups"]} == {8}
 
 
 def test_models_of_every_task_are_profiled(command: Command, mine: Mine) -> None:
     words = ("--data", mine.data, "--task", mine.task, "--repetitions", 1, "--p", 1)
     result = command("profile", mine.model, *words)
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.told) == (0, [])
     assert re.search(r"\n +1 +exact +fast .*%", result.out)
 
 
@@ -106,7 +106,7 @@ def test_an_output_for_another_task_says_to_name_it(
 def test_data_of_every_task_is_checked(command: Command, mine: Mine) -> None:
     words = ("data", "check", mine.data, "--task", mine.task)
     result = command(*words, "--json")
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.told) == (0, [])
     found = json.loads(result.out)
     assert (found["task"], found["examples"]) == (mine.task, NUMBER)
     assert (found["classes"], found["outputs"], found["scored_targets"]) == {
@@ -122,7 +122,7 @@ def test_data_of_every_task_is_checked(command: Command, mine: Mine) -> None:
     }.get(mine.task, (None, None))
     assert (found["target_range"] is not None) == (mine.task == "regression")
     shown = command(*words)
-    assert (shown.code, shown.err) == (0, "")
+    assert (shown.code, shown.told) == (0, [])
     assert ("classes" in shown.out) == (found["classes"] is not None)
 
 
@@ -131,7 +131,7 @@ def test_data_of_every_task_is_shown_as_a_run_would_divide_it(
 ) -> None:
     words = ("data", "show", mine.data, "--task", mine.task, "--clients", 3)
     result = command(*words, "--json")
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.told) == (0, [])
     found = json.loads(result.out)
     assert sum(row["examples"] for row in found["clients"]) == NUMBER
     wanted = {"classification": 2, "regression": 10, "segmentation": 3}
@@ -139,7 +139,7 @@ def test_data_of_every_task_is_shown_as_a_run_would_divide_it(
     is_text = mine.task == "language-model"
     assert found["data"]["partition"] == ("iid" if is_text else "dirichlet")
     shown = command(*words)
-    assert (shown.code, shown.err) == (0, "")
+    assert (shown.code, shown.told) == (0, [])
     of = {"regression": " of 10 bins", "language-model": ""}
     classes = of.get(mine.task, f" of {wanted.get(mine.task)} classes")
     assert f"40 examples{classes}, 3 clients" in shown.out.replace("\n", " ")

@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedspu import exports
 from fedspu.errors import ModelError, SettingsError, StorageError
-from fedspu.exports import FORMATS, as_onnx
+from fedspu.exports import FORMATS
 from fedspu.exports.write import WRITERS, Exportable, Exported, write_export
 from fedspu.tasks.classification import classification
 from fedspu.tasks.language_model import language_model
@@ -226,7 +227,7 @@ def test_safetensors_hold_every_name_of_the_state_also_of_tied_weights(
 def test_a_missing_library_is_named_with_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(as_onnx, "find_spec", lambda name: None)
+    monkeypatch.setattr(exports, "find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"needs onnx, .* '\.\[onnx\]'"):
         write_export(CASES["tokens"](), "onnx", tmp_path / "mine")
 

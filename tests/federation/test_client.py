@@ -30,8 +30,8 @@ from fedspu.federation.messages import (
     unpack_reply,
 )
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Values
 from fedspu.federation.server import Federation
+from fedspu.federation.values import Values
 from fedspu.methods.method import Memory, ModelState, Trained, Turn
 from fedspu.prepare import Prepared
 from fedspu.runs import Run

@@ -27,8 +27,9 @@ from fedspu.federation.messages import (
 )
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import record_round
-from fedspu.federation.rounds import Round, Scores, Values, judge, play, play_round
+from fedspu.federation.rounds import Round, Scores, judge, play, play_round
 from fedspu.federation.server import Federation, choose_clients
+from fedspu.federation.values import Values
 from fedspu.prepare import Prepared
 from tests.federation.test_checks import damages
 from tests.oracles.federation import mlp, prepared_for, same_bits

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from fedspu.federation.record import (
     summarise,
     what_was_lost,
 )
-from fedspu.federation.rounds import Round, Scores, Values
+from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
+from fedspu.federation.values import Values
 from fedspu.settings import MethodSettings
 from tests.oracles.federation import Played, mlp, plan_for, play_all, prepared_for
 
@@ -161,7 +163,7 @@ def test_missing_and_refused_turns_are_counted_in_the_summary() -> None:
     played, recorded = lines()
     plan, last = played.engine.plan, played.rounds[-1]
     assert summary_of(plan, last, recorded)["missing_turns"] == 0
-    assert not list(what_was_lost(summary_of(plan, last, recorded)))
+    assert not list(what_was_lost(summary_of(plan, last, recorded), []))
     lost = replace(
         last,
         missing={0: "asleep", 1: "asleep"},
@@ -173,7 +175,9 @@ def test_missing_and_refused_turns_are_counted_in_the_summary() -> None:
     found = summary_of(plan, last, recorded)
     names = ("missing_turns", "refused_turns", "ignored_replies", "unjudged_turns")
     assert [found[name] for name in names] == [4, 2, 10, 6]
-    said = list(what_was_lost(found))
+    told = [line for one in recorded for line in one["rounds.jsonl"]]
+    said = list(what_was_lost(found, told))
+    assert re.search(r"^2 .* used \(round \d+, client 2: why\); rounds\.jsonl", said[1])
     assert [text.split()[0] for text in said] == ["4", "2", "10", "6"]
 
 

@@ -22,7 +22,6 @@ from fedspu.federation.messages import (
 from fedspu.federation.rounds import (
     Round,
     Scores,
-    Values,
     drop_old_memories,
     in_client_order,
     is_over,
@@ -31,6 +30,7 @@ from fedspu.federation.rounds import (
     play_round,
 )
 from fedspu.federation.server import Federation
+from fedspu.federation.values import Values
 from fedspu.methods import make_method
 from fedspu.methods.method import ClientRound, Method, Offer, Which, all_neurons
 from fedspu.prepare import Prepared

@@ -22,7 +22,6 @@ from fedspu.federation.messages import (
     pack_reply,
     pack_request,
 )
-from fedspu.federation.rounds import Values
 from fedspu.federation.storage.saved_index import (
     INITIAL,
     PLAN,
@@ -33,6 +32,7 @@ from fedspu.federation.storage.saved_index import (
     JournalLine,
     dump_index,
 )
+from fedspu.federation.values import Values
 from fedspu.files import Mark
 from fedspu.neurons.blocks import extract
 from fedspu.neurons.mapping import map_neurons

@@ -119,10 +119,19 @@ def test_a_model_of_one_s_own_may_lie_in_a_package(here: Path) -> None:
             r"one of audio, cifar10, digits, emnist, mlp, mobilenet, resnet18, speech, "
             r"transformer, a folder .*, or .*\(did you mean digits\?\)$",
         ),
-        ("my_nets", r"or your own as package\.module:build$"),
-        ("my_nets:", r"or your own as package\.module:build$"),
+        (
+            "my_nets",
+            r"or your own as package\.module:build \(did you mean my_nets:build\?\)$",
+        ),
+        (
+            "my_nets:",
+            r"or your own as package\.module:build \(did you mean my_nets:build\?\)$",
+        ),
         (":build", r"or your own as package\.module:build$"),
-        (".my_nets:build", r"or your own as package\.module:build$"),
+        (
+            ".my_nets:build",
+            r"or your own as package\.module:build \(did you mean my_nets:build\?\)$",
+        ),
         ("none_such:build", "no module named none_such is installed or in"),
         ("none_such.nets:build", "no module named none_such is installed or in"),
         ("my_nets:none_such", r"my_nets\.py has no none_such$"),

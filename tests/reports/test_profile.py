@@ -58,8 +58,8 @@ def test_the_clock_that_was_read_is_named() -> None:
 
 
 def test_who_ran_the_steps_is_said_and_why() -> None:
-    why = "not compiled code: norm, a LayerNorm."
-    said = f"PyTorch ran all steps (but perhaps norms), {why}"
+    why = "no counterpart for a part of the model: norm, a LayerNorm."
+    said = f"PyTorch ran all steps (but perhaps norms), as compiled code has {why}"
     assert said in path_lines(PROFILE, NEURONS)
     native = replace(PROFILE, why_not_native=None)
     assert "Compiled code ran all steps." in path_lines(native, NEURONS)
@@ -177,15 +177,16 @@ def test_a_script_gets_all_that_was_measured() -> None:
 # Progress -----------------------------------------------------------------------------
 
 
-def test_progress_shows_on_a_terminal_alone(
+def test_progress_is_a_line_on_a_terminal_and_a_line_for_each_part_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with progress(is_quiet=False) as watch:
-        watch("at work")
-    assert capsys.readouterr() == ("", "")
+    with progress() as watch:
+        for text in ("at work", "time: repetition 1 of 2", "time: repetition 2 of 2"):
+            watch(text)
+    assert capsys.readouterr() == ("", "at work\ntime …\n")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    with progress(is_quiet=False) as watch:
+    with progress() as watch:
         watch("at work")
     out, err = capsys.readouterr()
     assert out == ""

@@ -192,3 +192,11 @@ def test_a_part_of_something_larger_is_named(
     assert headline(found) == "1 of 1 runs finished"
     part = "CIFAR10 with early stopping (part 2 of 6)"
     assert headline(found, part) == f"{part}, 1 of 1 runs finished"
+
+
+@pytest.mark.parametrize(("metric", "said"), [("accuracy", "28.8 %"), ("mae", "0.288")])
+def test_a_score_is_shown_as_in_tables(metric: str, said: str) -> None:
+    known = replace(run("playing", 3), score=0.288, metric=metric)
+    screen = Console(width=100, record=True, file=io.StringIO())
+    screen.print(picture(Progress([known], 1)))
+    assert f"personal {said}" in screen.export_text()

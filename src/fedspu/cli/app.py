@@ -1,12 +1,12 @@
 """The ``fedspu`` command: which commands there are, and how they end.
 
-Exit codes: 0 for success; 1 for our own mistake, with a traceback; 2 for the user's
-mistake, with one clear line; 130 if interrupted.
+Exit codes: 0 for success; 1 for our own mistake, with a traceback, and if no p fits the
+limits of ``fedspu profile``; 2 for the user's mistake, with one clear line; 130 if
+interrupted.
 """
 
 import atexit
 import gc
-import io
 import re
 import sys
 from importlib import import_module
@@ -26,6 +26,7 @@ from fedspu.cli.console import (
     saying_what_loads,
     whole_output,
 )
+from fedspu.cli.results import restored_output
 from fedspu.errors import FedSPUError
 
 COMMANDS = {
@@ -129,20 +130,36 @@ def run_command() -> None:
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
     try:
-        with one_interrupt(), whole_output(), plain_warnings(), saying_what_loads():
-            code = app(standalone_mode=False)
+        with (
+            one_interrupt(),
+            whole_output(),
+            restored_output(),
+            plain_warnings(),
+            saying_what_loads(),
+        ):
+            code = app(prog_name="fedspu", standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except FedSPUError as error:
         complain(str(error))
         sys.exit(2)
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        # Both click and typer suggest the same.
-        text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", shown.getvalue())
-        click.echo(text, err=True, nl=False)
+        _show(error)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         complain("interrupted")
         sys.exit(INTERRUPTED)
+
+
+def _show(error: click.ClickException) -> None:
+    """Say in one line what is wrong with the words that were typed."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    # Both click and typer suggest the same.
+    text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
+    context = getattr(error, "ctx", None)
+    typed = [word for word in sys.argv[1:2] if word in COMMANDS]
+    where = " ".join(["fedspu", *typed]) if context is None else context.command_path
+    end = "" if text.endswith((".", "?", ")")) else "."
+    complain(f"{text}{end} See `{where} --help`")

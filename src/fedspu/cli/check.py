@@ -1,6 +1,5 @@
 """``fedspu check``: what of a run folder is whole."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Json
+from fedspu.cli.results import print_json
 from fedspu.errors import DamagedError
 
 
@@ -24,6 +24,10 @@ def check(
 
     fedspu check runs/digits-fedspu-seed-0
     """
+    from fedspu.federation.storage.finding import check_is_run
+
+    check_is_run(run)
+
     from fedspu.federation.storage.check import check_run
 
     found = check_run(run)
@@ -38,7 +42,7 @@ def check(
             "saves": saves,
             "advice": found.advice,
         }
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         console = Console(soft_wrap=True, highlight=False)
         for save in found.saves:

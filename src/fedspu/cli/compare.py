@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedspu.cli.console import INTERRUPTED, complain, saying_where
 from fedspu.cli.flags import numbers, whole_numbers, with_settings
+from fedspu.cli.results import for_programs, print_text
 from fedspu.cli.run import default_rounds
 from fedspu.errors import SettingsError
 
@@ -99,9 +100,11 @@ def compare(
     chosen = check_form("json" if as_json else form)
     sweep = _sweep(given.pop("sweep", {}), methods, alphas, seeds, vary, tune)
 
+    from fedspu.federation.storage.finding import refuse_single_run
     from fedspu.resolve import resolve
     from fedspu.sweeps.cells import method_settings
 
+    refuse_single_run(out)
     # Wrong settings are refused before PyTorch is imported.
     first = {name: values[0] for name, values in sweep["vary"].items()}
     for method in sweep.get("methods", ["fedspu"]):
@@ -136,6 +139,7 @@ def check_form(form: str) -> str:
     """One of ``FORMS``."""
     if form not in FORMS:
         raise SettingsError(f"--format {form}: expected one of {', '.join(FORMS)}")
+    for_programs(form != "table")
     return form
 
 
@@ -148,7 +152,7 @@ def print_comparison(found: Any, form: str) -> None:
             "tex": found.to_latex,
             "json": found.to_json,
         }[form]()
-        typer.echo(text, nl=False)
+        print_text(text)
         return
     from fedspu.reports.comparison.blocks import terminal
 

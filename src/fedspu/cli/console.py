@@ -173,9 +173,10 @@ LOADING = "loading PyTorch …"
 
 @contextmanager
 def saying_what_loads() -> Iterator[None]:
-    """Say on a terminal that PyTorch is being loaded: it takes seconds."""
+    """Say that PyTorch is being loaded, as it takes seconds; but not with --quiet."""
     finder = _Announcing()
-    if sys.stderr.isatty() and "torch" not in sys.modules:
+    is_quiet = not {"-q", "--quiet"}.isdisjoint(sys.argv)
+    if not is_quiet and "torch" not in sys.modules:
         sys.meta_path.insert(0, finder)
     try:
         yield
@@ -214,10 +215,11 @@ class _Visibly(Loader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self.loader
-        sys.stderr.write(LOADING)
+        is_terminal = sys.stderr.isatty()  # there, the line is removed afterwards
+        sys.stderr.write(LOADING if is_terminal else f"{LOADING}\n")
         sys.stderr.flush()
         try:
             self.loader.exec_module(module)
         finally:
-            sys.stderr.write("\r\x1b[K")
+            sys.stderr.write("\r\x1b[K" if is_terminal else "")
             sys.stderr.flush()

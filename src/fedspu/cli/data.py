@@ -1,6 +1,5 @@
 """The ``fedspu data`` commands: which data there is, how to get it, what is in it."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Json, Task
+from fedspu.cli.results import print_json
 from fedspu.errors import DataError, SettingsError
 
 app = typer.Typer(
@@ -57,7 +57,7 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
             }
         )
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     answers = {True: "yes", False: "no", None: ""}
     shown = [
@@ -135,7 +135,7 @@ def fetch(name: Name, data_dir: DataDir = None, as_json: Json = False) -> None:
                 }
             )
     if as_json:
-        typer.echo(json.dumps({"name": name, "where": where, "files": files}, indent=2))
+        print_json({"name": name, "where": where, "files": files})
         return
     console = Console(soft_wrap=True)
     if not files:
@@ -193,15 +193,18 @@ def check(
     fedspu data check arrays:mine.npz --task regression --json
     """
     from fedspu.data import find_source, load
-    from fedspu.reports.data import class_table, describe, facts
-    from fedspu.tasks import find_task
+    from fedspu.tasks import check_name, find_task
 
     source, _ = find_source(name)
+    check_name(task)
     _refuse_no_folder(data_dir)
+
+    from fedspu.reports.data import class_table, describe, facts
+
     learned = find_task(task)
     found = describe(load(name, data_dir, learned), source, learned)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     console = Console(soft_wrap=True)
     for title, text in facts(found):
@@ -269,15 +272,18 @@ def show(
 
     fedspu data show arrays:mine.npz --task regression --clients 20
     """
-    from fedspu.data import load
+    from fedspu.data import find_source, load
+    from fedspu.tasks import find_task
+
+    find_source(name)
+    _refuse_no_folder(data_dir)
+
     from fedspu.reports import label_counts as report
     from fedspu.reports import plots
-    from fedspu.tasks import find_task
     from fedspu.tasks.choices import check_partition
 
     if plot is not None:
         plots.check_plot(plot)
-    _refuse_no_folder(data_dir)
     given = {
         "data.name": name,
         "task": task,
@@ -303,7 +309,7 @@ def show(
             "data": settings.data.model_dump(mode="json"),
             "seed": settings.seed,
         }
-        typer.echo(json.dumps({**about, **report.as_json(found)}, indent=2))
+        print_json({**about, **report.as_json(found)})
         return
     console = Console(soft_wrap=True)
     console.print(title, markup=False, highlight=False)

@@ -1,6 +1,5 @@
 """The ``fedspu deploy`` commands: a real server and real devices, with Flower."""
 
-import json
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from fedspu.cli.console import escaped
 from fedspu.cli.flags import Json, with_settings
+from fedspu.cli.results import print_json
 from fedspu.errors import DeploymentError, SettingsError
 
 app = typer.Typer(
@@ -293,7 +293,7 @@ def start(folder: Folder, as_json: Json = False) -> None:
     found = _running(folder)
     run = control.start_run(found)
     if as_json:
-        typer.echo(json.dumps({"run": run, "folder": str(found.run)}, indent=2))
+        print_json({"run": run, "folder": str(found.run)})
         return
     _say(f"Started run {run}")
     _say(f"Watch it: `fedspu deploy status {folder}`, `fedspu deploy logs {folder}`")
@@ -311,7 +311,7 @@ def stop(folder: Folder, as_json: Json = False) -> None:
 
     run = control.stop_run(_running(folder))
     if as_json:
-        typer.echo(json.dumps({"run": run}, indent=2))
+        print_json({"run": run})
         return
     _say(f"Stopped run {run}; carry on with `fedspu deploy start {folder}`")
 
@@ -335,7 +335,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
             "saved": saved,
             "devices": states,
         }
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     if not listed:
         _say(f"No run yet; start one with `fedspu deploy start {folder}`")
@@ -441,7 +441,7 @@ def check(
     num_wrong = sum(finding.is_wrong for finding in found)
     if as_json:
         facts = {"is_well": not num_wrong, "findings": [asdict(f) for f in found]}
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
     if num_wrong:
         things = "1 thing is" if num_wrong == 1 else f"{num_wrong} things are"
         raise DeploymentError(f"{things} wrong; the lines above say what to do")

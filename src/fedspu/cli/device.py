@@ -1,6 +1,5 @@
 """``fedspu device``: which capacity p this device has."""
 
-import json
 from typing import Annotated, Any
 
 import click
@@ -9,6 +8,7 @@ from rich.console import Console
 
 from fedspu.cli import flags
 from fedspu.cli.flags import Json, with_settings
+from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
 from fedspu.resolve import resolve
 from fedspu.units import size
@@ -88,7 +88,7 @@ def device(
     if num_bytes is None and free < float("inf"):
         num_bytes = SHARE_OF_RAM * free
     limits = Limits(num_bytes, seconds)
-    with progress(is_quiet=as_json) as watch:
+    with progress() as watch:
         watch("reading the data, and mapping the model's neurons …")
         prepared = prepare(settings)
         plan = prepared.plan
@@ -112,7 +112,7 @@ def device(
     if as_json:
         about = {"model": plan.settings.model, "kernels": plan.settings.train.kernels}
         facts = {**about, **report.as_json(found, limits), "process_bytes": process}
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         console = Console(soft_wrap=True, highlight=False)
         train = plan.settings.train

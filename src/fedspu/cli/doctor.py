@@ -1,11 +1,9 @@
 """``fedspu doctor``: what this machine has, and what runs where."""
 
-import json
-
-import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Json
+from fedspu.cli.results import print_json
 
 
 def doctor(as_json: Json = False) -> None:
@@ -18,11 +16,11 @@ def doctor(as_json: Json = False) -> None:
     from fedspu.reports.doctor import look as look_around
     from fedspu.reports.profile import progress
 
-    with progress(is_quiet=as_json) as say:
+    with progress() as say:
         say("measuring how fast this machine is …")
         found = look_around()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     console = Console(soft_wrap=True, highlight=False)
     for line in machine_lines(found):

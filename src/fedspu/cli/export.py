@@ -1,6 +1,5 @@
 """``fedspu export``: a client's model as one file for inference."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,8 +8,9 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.flags import Json
+from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
-from fedspu.exports import FORMATS, check_format
+from fedspu.exports import FORMATS, check_format, check_request, default_file
 from fedspu.units import shown, size
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def export(
 
     found = _export(run, client, format, out, trust, force)
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "file": str(found.file)}, indent=2))
+        print_json({**asdict(found), "file": str(found.file)})
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(_what_was_checked(found), markup=False)
@@ -75,17 +75,25 @@ def export(
 def _export(
     run: Path, client: int | None, format: str, out: Path | None, *how: bool
 ) -> "Exported":
+    from fedspu.federation.storage.finding import check_is_run
+
     trust, force = how
     is_device = (run / "device.toml").is_file()
-    if is_device != (client is None):
-        wanted = "a device has one client: leave it out"
-        if not is_device:
-            wanted = "expected a client's number: fedspu export RUN CLIENT"
-        raise SettingsError(f"{run}: {wanted}")
+    if is_device and client is not None:
+        raise SettingsError(f"{run}: a device has one client: leave {client} out")
+    if not is_device and client is None:
+        check_is_run(run)
+        raise SettingsError(
+            f"{run}: expected a client's number after the run, from 0 upwards: "
+            f"`fedspu export {run} 0`"
+        )
     if client is None:
         from fedspu.exports.device_client import export_own
 
         return export_own(run, format, out, trust=trust, force=force)
+    check_is_run(run)
+    check_request(format, out or default_file(run, client, format), force)
+
     from fedspu.exports.saved_client import export as export_client
 
     return export_client(run, client, format, out, trust=trust, force=force)

@@ -13,16 +13,26 @@ from typing import Annotated, Any
 import typer
 from typer.models import ArgumentInfo
 
+from fedspu.cli.results import for_programs
 from fedspu.errors import SettingsError
 from fedspu.expected import plain_type
 from fedspu.settings import known_fields
-from fedspu.settings_text import flatten, parse_override, parse_value, read_toml
+from fedspu.settings_text import (
+    flatten,
+    nearest,
+    parse_override,
+    parse_value,
+    read_toml,
+)
 
 Config = Annotated[
     Path | None,
     typer.Argument(metavar="[CONFIG.toml]", help="A whole experiment, as TOML."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as JSON.", callback=for_programs),
+]
 Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:build.")]
 Input = Annotated[
     str | None, typer.Option("--input", help="Shape of one example, like 3,32,32.")
@@ -155,15 +165,37 @@ def _read(
 
 def _of_file(config: Path, as_given: Collection[str]) -> dict[str, Any]:
     """The values of a file; its paths of data and models are relative to it."""
-    if config.suffix in DATA_SUFFIXES:
+    if config.suffix in DATA_SUFFIXES and ":" not in str(config):
         raise SettingsError(
             f"{config}: expected a TOML file with settings; for data, use --data "
             f"{DATA_SUFFIXES[config.suffix]}{config}"
+        )
+    if not config.exists():
+        raise SettingsError(f"{config}: no such configuration file{_meant(config)}")
+    if config.is_dir() and (config / SETTINGS).is_file():
+        raise SettingsError(
+            f"{config}: is a run folder; resume it with --resume {config}, or play it "
+            f"again with {config / SETTINGS}"
         )
     given = dict(flatten(read_toml(config)))
     if config.name == SETTINGS and (config.parent / CHECKPOINT).is_dir():
         given.pop("out", None)  # of the run that wrote it: this is another one
     return with_whole_paths(given, config.parent, as_given)
+
+
+def _meant(config: Path) -> str:
+    """The flag that a word without one was probably meant for."""
+    from fedspu.data import DATASETS
+    from fedspu.methods import METHODS
+    from fedspu.models import MODELS
+
+    word = str(config)
+    known = {"--data": DATASETS, "--method": METHODS, "--model": MODELS}
+    for flag, names in known.items():
+        if word.partition(":")[0] in names:
+            return f" (did you mean {flag} {word}?)"
+    found = [str(path) for path in Path(config.parent).glob("*.toml")]
+    return nearest(word, sorted(found))
 
 
 DATA_SUFFIXES = {".npz": "arrays:"}
@@ -248,6 +280,29 @@ def whole_numbers(text: str, name: str) -> list[int]:
         raise SettingsError(
             f"{name} {text}: expected whole numbers, like 0,1,2"
         ) from None
+
+
+def check_model(name: str, shape: str | None, task: str) -> None:
+    """Refuse a model, a shape or a task that cannot be meant; PyTorch is not needed."""
+    from fedspu import models, tasks
+
+    models.check_name(name)
+    tasks.check_name(task)
+    if shape is not None:
+        sizes(shape)
+
+
+def sizes(shape: str) -> list[int]:
+    """The shape of one example, like 3,32,32."""
+    try:
+        found = [int(part) for part in shape.split(",")]
+    except ValueError:
+        found = [-1]
+    if min(found) < 0:
+        raise SettingsError(
+            f"--input {shape}: expected sizes separated by commas, like 3,32,32"
+        )
+    return found
 
 
 def shares(text: str, name: str) -> list[float]:

@@ -1,6 +1,5 @@
 """``fedspu methods``: what each method does, and whether one obeys the laws."""
 
-import json
 import sys
 from typing import Annotated
 
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedspu.cli.flags import Json
+from fedspu.cli.results import print_json
 from fedspu.errors import MethodError
 
 
@@ -43,7 +43,7 @@ def methods(
 
     rows = method_rows(all_methods())
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     Console().print(method_table(rows))
 
@@ -77,7 +77,7 @@ def _check(method: str, as_json: bool) -> None:
             found.append(finding)
     broken = [finding for finding in found if finding.violation is not None]
     if as_json:
-        typer.echo(json.dumps([vars(finding) for finding in found], indent=2))
+        print_json([vars(finding) for finding in found])
     else:
         for law in dict.fromkeys(finding.law for finding in found):
             is_broken = any(finding.law == law for finding in broken)

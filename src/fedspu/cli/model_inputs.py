@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspu import models
+from fedspu.cli.flags import sizes
 from fedspu.data import load
 from fedspu.errors import ModelError, SettingsError
 from fedspu.federation.plan import first_line
@@ -87,10 +88,10 @@ def _zeros(name: str, shape: str | None) -> Tensor:
             "or a data set, like --data arrays:FILE.npz"
         )
     try:
-        return torch.zeros(2, *(int(part) for part in shape.split(",")))
-    except (ValueError, RuntimeError, TypeError):
+        return torch.zeros(2, *sizes(shape))
+    except (RuntimeError, TypeError):
         raise SettingsError(
-            f"--input {shape}: expected sizes separated by commas, like 3,32,32"
+            f"--input {shape}: expected sizes that fit the memory, like 3,32,32"
         ) from None
 
 

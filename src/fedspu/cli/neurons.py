@@ -1,13 +1,13 @@
 """``fedspu neurons``: a model's neuron groups."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedspu.cli.flags import Examples, Input, Json, Model, Task, shares
+from fedspu.cli.flags import Examples, Input, Json, Model, Task, check_model, shares
+from fedspu.cli.results import print_json
 from fedspu.errors import ModelError
 
 
@@ -34,12 +34,14 @@ def neurons(
 
     fedspu neurons mypackage.mymodule:build --data arrays:my.npz --task regression
     """
+    check_model(model, shape, task)
+    listed = shares(p, "--p")
+
     from fedspu.cli.model_inputs import model_and_example
     from fedspu.neurons.mapping import map_neurons
     from fedspu.reports.neurons import active_counts, neuron_tables
     from fedspu.tasks import find_task
 
-    listed = shares(p, "--p")
     built, example = model_and_example(model, shape, data, find_task(task))
     try:
         table = map_neurons(built, example)
@@ -53,7 +55,7 @@ def neurons(
     counts = active_counts(table, listed)
     if as_json:
         found = {"groups": [asdict(group) for group in table.groups]}
-        typer.echo(json.dumps({**found, "active": counts}, indent=2))
+        print_json({**found, "active": counts})
         return
     console = Console()
     for part in neuron_tables(table, counts):

@@ -1,16 +1,21 @@
 """``fedspu profile``: what a training step costs at each p."""
 
-import json
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fedspu.cli import flags
+from fedspu.cli.console import complain
 from fedspu.cli.flags import Examples, Input, Json, Model, Task
+from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
+
+if TYPE_CHECKING:
+    from fedspu.profile.measure import Profile
 
 
 def profile(
@@ -55,7 +60,8 @@ def profile(
 
     All settings take turns in one process, and so does plain PyTorch training the whole
     model. The optimizer is SGD without momentum: others need more memory for every
-    active entry. Memory is that of tensors, without the batch and PyTorch itself.
+    active entry. Memory is that of tensors, without the batch and PyTorch itself. The
+    exit code is 1 if --memory or --seconds is given and no p fits.
 
     [bold]Examples[/bold]
 
@@ -69,14 +75,7 @@ def profile(
 
     fedspu profile mypackage.mymodule:build --data arrays:my.npz --task regression
     """
-    from fedspu.cli.model_inputs import model_and_batch
-    from fedspu.neurons.mapping import map_neurons
-    from fedspu.profile import measure as profiling
-    from fedspu.reports import plots
-    from fedspu.reports import profile as report
-    from fedspu.tasks import find_task
-    from fedspu.tasks.task import checked_loss
-
+    flags.check_model(model, shape, task)
     listed = flags.shares(p, "--p")
     modes = flags.choices(mode, "--mode", ("exact", "truncated"))
     saved = flags.choices(saves, "--saves", ("fast", "lean"))
@@ -88,16 +87,25 @@ def profile(
         raise SettingsError(
             f"--threads {threads}: expected 1 to {cores}, the cores of this machine"
         )
+    num_bytes = flags.num_bytes(memory, "--memory")
+    most_seconds = flags.seconds(seconds, "--seconds")
+
+    from fedspu.cli.model_inputs import model_and_batch
+    from fedspu.neurons.mapping import map_neurons
+    from fedspu.profile import measure as profiling
+    from fedspu.reports import plots
+    from fedspu.reports import profile as report
+    from fedspu.tasks import find_task
+    from fedspu.tasks.task import checked_loss
+
     budget = None
-    if memory is not None or seconds is not None:
-        budget = profiling.Budget(
-            flags.num_bytes(memory, "--memory"), flags.seconds(seconds, "--seconds")
-        )
+    if num_bytes is not None or most_seconds is not None:
+        budget = profiling.Budget(num_bytes, most_seconds)
     if plot is not None:
         plots.check_plot(plot)
 
     learned = find_task(task)
-    with report.progress(is_quiet=as_json) as watch:
+    with report.progress() as watch:
         watch("building the model …")
         net, x, y = model_and_batch(model, shape, data, batch_size, learned)
         watch("mapping its neurons …")
@@ -121,7 +129,8 @@ def profile(
         plots.plot_profile(found, title, plot)
     if as_json:
         about = {"model": model, "batch_size": batch_size, "threads": threads}
-        typer.echo(json.dumps({**about, **report.as_json(found, budget)}, indent=2))
+        print_json({**about, **report.as_json(found, budget)})
+        _refuse_no_fit(found)
         return
     console = Console(soft_wrap=True)
     console.print(f"{title}: {report.how_measured(found)}", markup=False)
@@ -130,3 +139,14 @@ def profile(
         console.print(line, markup=False, highlight=False)
     if plot is not None:
         console.print(f"Plot: {plot}", markup=False)
+    _refuse_no_fit(found)
+
+
+def _refuse_no_fit(found: "Profile") -> None:
+    """End with 1 if a budget was given that no p fits."""
+    if found.choices and not any(choice.fits for choice in found.choices):
+        complain(
+            "no p fits; allow more with --memory or --seconds, use smaller batches "
+            "(--batch-size), or a smaller model"
+        )
+        sys.exit(1)

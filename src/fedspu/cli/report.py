@@ -7,7 +7,7 @@ import typer
 
 from fedspu.cli.compare import FORMS, check_form, print_comparison
 from fedspu.cli.console import escaped
-from fedspu.cli.flags import SETTINGS, SWEEP
+from fedspu.cli.flags import SWEEP
 from fedspu.errors import SettingsError, StorageError
 
 
@@ -55,10 +55,12 @@ def report(
 
     fedspu report runs/one runs/other --format tex
     """
+    from fedspu.federation.storage.finding import check_is_run
+
     check_form(form)
     for path in paths:
-        if not path.is_dir():
-            raise StorageError(f"{path}: no such folder{_there_are()}")
+        if not (path / SWEEP).exists():
+            check_is_run(path)
     if html is None and form == "table":
         html = _default_file(paths)
         if len(paths) > 1:  # in a folder that may hold anything
@@ -90,22 +92,6 @@ def report(
     if found.cases:
         print_comparison(found, form)
     _write(found, html, plots, form)
-
-
-MOST_LISTED = 8
-
-
-def _there_are() -> str:
-    """The folders in runs/ that can be reported, in words."""
-    found = sorted(
-        str(path)
-        for path in Path("runs").glob("*")
-        if any((path / mark).is_file() for mark in (SETTINGS, SWEEP))
-    )
-    if not found:
-        return "; there is no run folder in runs/ either: `fedspu run` makes one"
-    more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-    return f"; there are {', '.join(found[:MOST_LISTED])}{more}"
 
 
 def _default_file(paths: list[Path]) -> Path:

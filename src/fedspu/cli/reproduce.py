@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from fedspu.cli.console import INTERRUPTED, complain
+from fedspu.cli.results import for_programs, print_text
 from fedspu.errors import SettingsError
 
 WHAT = ("table1", "table2", "table3", "table4", "memory", "all")
@@ -73,6 +74,7 @@ def reproduce(
         raise SettingsError(f"{what}: no such table; expected one of {', '.join(WHAT)}")
     if form not in FORMS:
         raise SettingsError(f"--format {form}: expected one of {', '.join(FORMS)}")
+    for_programs(form != "table")
     tables = list(WHAT[:-1]) if what == "all" else [what]
     chosen = _listed(datasets, "--datasets", ("emnist", "cifar10", "speech"))
     quirks = (
@@ -98,7 +100,7 @@ def reproduce(
         if "memory" in tables:
             from fedspu.reproduce.memory import memory_table
 
-            with progress(is_quiet=form != "table") as say:
+            with progress() as say:
                 say("measuring the memory of a step at each p …")
                 made["memory"] = memory_table()
     except KeyboardInterrupt:
@@ -106,9 +108,9 @@ def reproduce(
         sys.exit(INTERRUPTED)
     report.write(folder, made, results)
     if form == "json":
-        typer.echo((folder / "results.json").read_text("utf-8"), nl=False)
+        print_text((folder / "results.json").read_text("utf-8"))
     elif form == "md":
-        typer.echo("\n".join(map(report.markdown, made.values())), nl=False)
+        print_text("\n".join(map(report.markdown, made.values())))
     else:
         width = None if sys.stdout.isatty() else 100
         for table in made.values():
@@ -141,7 +143,7 @@ def _played(
     found, missing = ex.available(given)
     given = {name: given[name] for name in found}
     planned = ex.series_for(tables, found)
-    with progress(is_quiet=display.is_quiet) as say:
+    with progress() as say:
         say("measuring how long a round takes here …")
         extent = ex.extent_for(budget, planned, given, folder)
     results = ex.play(planned, extent, given, folder, parallel, display)

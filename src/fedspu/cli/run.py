@@ -1,6 +1,5 @@
 """``fedspu run``: one federated run."""
 
-import json
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from fedspu.cli.console import INTERRUPTED, complain, saying_where
 from fedspu.cli.flags import Json, with_settings
+from fedspu.cli.results import print_json
 from fedspu.errors import SettingsError
 from fedspu.methods import suggested_by
 from fedspu.settings import Settings
@@ -68,8 +68,12 @@ def run(
 
     fedspu run --resume runs/digits-fedspu-seed-0 --rounds 1000
     """
+    from fedspu.federation.storage.finding import check_free, check_is_run
+    from fedspu.reports.trackers import Tracking, check_tracker, how_to_look
     from fedspu.resolve import resolve
 
+    if log is not None:
+        check_tracker(log)
     if "@" in str(given.get("method.name")):  # as in fedspu compare --methods
         from fedspu.sweeps.cells import method_settings
 
@@ -79,6 +83,7 @@ def run(
         may_change = ("workers", "engine", "ray_address", "rounds")
         changes = {name: given.pop(name, None) for name in may_change}
         _refuse_changes(resume, given)
+        check_is_run(resume)
         path = resume
     else:
         if trust:
@@ -87,6 +92,7 @@ def run(
         if settings.out is None:
             settings = settings.model_copy(update={"out": _new_folder(settings)})
         path = settings.out or Path()
+        check_free(path)
         for doubt in _doubts(settings):
             warnings.warn(doubt, stacklevel=2)
 
@@ -95,7 +101,6 @@ def run(
     from fedspu import runs
     from fedspu.reports.display import Display
     from fedspu.reports.tables import run_table, time_table
-    from fedspu.reports.trackers import Tracking
 
     is_quiet = as_json or quiet
     tracking = None if log is None else Tracking(log, path)
@@ -117,7 +122,7 @@ def run(
         tracking.close(result.summary)
     with saying_where(f"the results are in {path}"):
         if as_json:
-            typer.echo(json.dumps(result.summary, indent=2))
+            print_json(result.summary)
         if is_quiet:
             return
         console = Console(soft_wrap=True)
@@ -132,6 +137,8 @@ def run(
             )
         console.print(f"Results and models: {path}", markup=False)
         console.print(f"Curves and clients: `fedspu report {path}`", markup=False)
+        if look := how_to_look(log, path):
+            console.print(look, markup=False)
         console.print(f"Next: {_suggest(result.summary, path)}", markup=False)
 
 
@@ -197,15 +204,13 @@ def _saying_how_to_resume(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from fedspu.federation.storage.own_files import is_free
-        from fedspu.federation.storage.saved_run import SavedRun
+        from fedspu.federation.storage.finding import resume_command
+        from fedspu.federation.storage.saved_index import saved_rounds
 
-        if not is_free(path):
-            saved = SavedRun(path)
-            trust = " --trust" if saved.names_code else ""
+        if saved := saved_rounds(path):
             complain(
-                f"interrupted; rounds up to {saved.round} are saved. Resume with",
-                f"fedspu run --resume {path}{trust}",
+                f"interrupted; rounds up to {saved[0]} are saved. Resume with",
+                resume_command(path),
             )
             sys.exit(INTERRUPTED)
         raise

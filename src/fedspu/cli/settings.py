@@ -1,14 +1,13 @@
 """``fedspu settings``: every setting, its meaning, its default, its flag."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from fedspu.cli.flags import Json
+from fedspu.cli.results import print_json
 from fedspu.data import DATASETS, usage
 from fedspu.methods import CATALOGUE
 from fedspu.settings import Settings, known_fields
@@ -22,7 +21,7 @@ def settings(as_json: Json = False) -> None:
     """
     rows = list(setting_rows())
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)

@@ -87,7 +87,10 @@ def with_targets(dataset: Dataset, task: Task) -> Dataset:
     if y.dim() == 0:
         raise DataError(f"{name}: y has shape (); expected one per example, (n,)")
     if len(x) != len(y):
-        raise DataError(f"{name}: {len(x)} examples in x but {len(y)} targets in y")
+        raise DataError(
+            f"{name}: {len(x)} examples in x but {len(y)} targets in y; expected one "
+            "target for each example: look at how the two were made"
+        )
     if len(y) == 0:
         raise DataError(f"{name}: no examples; expected at least one")
     _refuse_broken(x, name)
@@ -114,7 +117,8 @@ def _refuse_broken(x: Tensor, name: str) -> None:
     if len(broken) > 0:
         raise DataError(
             f"{name}: {len(broken)} of {len(x)} examples hold NaN or infinite values; "
-            f"the first is x[{int(broken[0])}]"
+            f"the first is x[{int(broken[0])}]; leave them out, or replace the values "
+            "with x = np.nan_to_num(x)"
         )
 
 

@@ -4,13 +4,12 @@ The libraries are optional, and imported only here.
 """
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from fedspu.errors import ModelError, SettingsError, how_to_install
+from fedspu.errors import ModelError
 from fedspu.exports.as_torch_export import reason, trace
 from fedspu.exports.compare import Outputs
 from fedspu.exports.facts import Facts
@@ -18,16 +17,6 @@ from fedspu.exports.quiet import quiet
 
 INPUT, OUTPUT = "input", "output"
 """The names of the graph's one input and one output."""
-
-
-def check_installed() -> None:
-    """Refuse if a library is missing."""
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        if find_spec(name) is None:
-            raise SettingsError(
-                f"--format onnx needs {name}, which is not installed; install it with: "
-                f"{how_to_install('onnx')}"
-            )
 
 
 def write(model: nn.Module, x: Tensor, facts: Facts, file: Path) -> Facts:

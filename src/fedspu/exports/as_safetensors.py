@@ -24,10 +24,6 @@ from fedspu.neurons.table import Active
 from fedspu.settings_text import one_line
 
 
-def check_installed() -> None:
-    """Needs no more than fedspu itself."""
-
-
 def write(model: nn.Module, x: Tensor, facts: Facts, file: Path) -> Facts:
     """Write all tensors of the model's state_dict, and the facts as metadata."""
     # Cloned, because a file cannot hold two tensors that share memory.
@@ -54,11 +50,23 @@ def load_exported(
     and cannot be rebuilt: there, ``build`` must make the changed model.
     """
     path = Path(path)
+    if path.suffix in LOADED_WITH:
+        raise StorageError(
+            f"{path}: expected a .safetensors file; load this one with "
+            f"{LOADED_WITH[path.suffix]}"
+        )
     facts, shapes = _read(path)
     with undisturbed():
         model = _new_model(path, facts, shapes, build, trust)
     _fill(model, path)
     return model.eval()
+
+
+LOADED_WITH = {
+    ".onnx": "onnxruntime.InferenceSession(file)",
+    ".pt2": "torch.export.load(file).module()",
+}
+"""Other formats by their endings, and what reads them."""
 
 
 # Reading ------------------------------------------------------------------------------

@@ -17,10 +17,6 @@ FACTS = "fedspu.json"
 """The file in the archive that says what model this is."""
 
 
-def check_installed() -> None:
-    """PyTorch has all that is needed."""
-
-
 def write(model: nn.Module, x: Tensor, facts: Facts, file: Path) -> Facts:
     """Write the model as a graph whose batch size is free."""
     program = trace(model, x)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from fedspu.deploy.layout import Device as DeviceFolder
 from fedspu.errors import SettingsError, StorageError
-from fedspu.exports import FORMATS, check_format
+from fedspu.exports import FORMATS, check_format, check_request
 from fedspu.exports.saved_client import described
-from fedspu.exports.write import Exported, check_request, write_export
+from fedspu.exports.write import Exported, write_export
 from fedspu.flower.config import node_settings
 from fedspu.flower.kept_run import DONE, PERSONAL, KeptRun
 from fedspu.runs import ready_model

@@ -13,9 +13,9 @@ from fedspu.data import FROM_MEMORY
 from fedspu.data.dataset import Dataset
 from fedspu.data.own.pairs import Data
 from fedspu.errors import DataError, SettingsError
-from fedspu.exports import FORMATS, check_format
+from fedspu.exports import check_format, check_request, default_file
 from fedspu.exports.facts import Facts
-from fedspu.exports.write import Exportable, Exported, check_request, write_export
+from fedspu.exports.write import Exportable, Exported, write_export
 from fedspu.federation.plan import Build, Plan
 from fedspu.federation.storage.saved_run import SavedRun
 from fedspu.methods.method import Method
@@ -59,12 +59,6 @@ def export(
         run_dir, client, build, data, method=method, task=task, trust=trust
     )
     return write_export(exportable(found, data), format, out, force=force)
-
-
-def default_file(run_dir: Path, client: int, format: str) -> Path:
-    """A name in the working folder, by run and client."""
-    name = f"{run_dir.resolve().name}-client-{client}"
-    return Path(f"{name}{FORMATS[format].suffix}")
 
 
 def _refuse_data_in_memory(run_dir: Path, client: int, format: str) -> None:

@@ -10,13 +10,13 @@ from types import ModuleType
 from torch import Tensor, nn
 
 from fedspu.engines.machine import one_thread
-from fedspu.errors import SettingsError, StorageError
+from fedspu.errors import StorageError
 from fedspu.exports import (
     FORMATS,
     as_onnx,
     as_safetensors,
     as_torch_export,
-    check_format,
+    check_request,
 )
 from fedspu.exports.compare import Checked, compare
 from fedspu.exports.facts import Facts
@@ -28,7 +28,7 @@ WRITERS: dict[str, ModuleType] = {
     "onnx": as_onnx,
     "torch-export": as_torch_export,
 }
-"""What has ``check_installed``, ``write`` and ``load`` for each of ``FORMATS``."""
+"""What has ``write`` and ``load`` for each of ``FORMATS``."""
 
 
 @dataclass(frozen=True)
@@ -56,29 +56,6 @@ class Exported:
     num_bytes: int
     facts: Facts
     checked: Checked
-
-
-def check_request(format: str, out: Path, force: bool) -> None:
-    """Refuse a format or a place that cannot be used, before anything is loaded."""
-    check_format(format)
-    WRITERS[format].check_installed()
-    for name, other in FORMATS.items():
-        if name != format and out.suffix == other.suffix:
-            raise SettingsError(
-                f"--out {out}: {other.suffix} is the ending of --format {name}, but "
-                f"the format is {format}; change one of the two"
-            )
-    if out.is_dir():
-        raise SettingsError(f"--out {out}: is a folder; expected a file's name")
-    if not out.parent.is_dir():
-        raise SettingsError(
-            f"--out {out}: there is no folder {out.parent}; make it first"
-        )
-    if (out.exists() or out.is_symlink()) and not force:
-        raise SettingsError(
-            f"--out {out}: exists already; choose another name, or add --force (in "
-            "Python: force=True) to replace it"
-        )
 
 
 def write_export(

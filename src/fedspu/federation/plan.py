@@ -20,12 +20,12 @@ from fedspu.imports import call
 from fedspu.methods.method import ClientRound, Method, Remodel, answered
 from fedspu.neurons.blocks import is_finite, state_of
 from fedspu.neurons.choose import as_fraction
-from fedspu.neurons.mapping import map_neurons
+from fedspu.neurons.mapping import map_neurons, refuse_lazy
 from fedspu.neurons.table import Active, Blocks, Neurons, State
 from fedspu.random_streams import stream, torch_stream
 from fedspu.settings import Settings, TrainSettings
 from fedspu.tasks.choices import check_settings
-from fedspu.tasks.task import Task, check_output
+from fedspu.tasks.task import Task, check_metric, check_output
 from fedspu.training.schedule import in_round
 
 Build = Callable[[], nn.Module]
@@ -282,7 +282,11 @@ def build_model(build: Build) -> nn.Module:
 
 def _check_model(model: nn.Module, task: Task, sample: Sample) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelError("the model has no learnable parameter")
+        raise ModelError(
+            "the model has no learnable parameter: none has requires_grad=True; set it "
+            "for what is to be learned, like model.requires_grad_(True)"
+        )
+    refuse_lazy(model, tuple(sample.x.shape))
     was_training = model.training
     try:
         with torch.no_grad():
@@ -291,7 +295,7 @@ def _check_model(model: nn.Module, task: Task, sample: Sample) -> None:
         raise ModelError(
             f"the model failed on two examples of shape {tuple(sample.x.shape[1:])} "
             f"({sample.x.dtype}), from the data {sample.name} (--data names others): "
-            f"{first_line(error)}"
+            f"{first_line(error)}{_about_channels(sample.x)}"
         ) from error
     finally:
         model.train(was_training)
@@ -299,12 +303,26 @@ def _check_model(model: nn.Module, task: Task, sample: Sample) -> None:
         check_output(task, output, sample.y, sample.num_outputs)
     except ModelError as error:
         raise ModelError(f"{error} (data: {sample.name})") from None
+    check_metric(task, output, sample.y)
     for name, values in model.named_parameters():
         if not is_finite(values):
             raise ModelError(
                 f"{name} of the new model is not finite (NaN or infinite) before any "
                 "training; look at how the model sets its first weights"
             )
+
+
+CHANNELS = (1, 3, 4)
+
+
+def _about_channels(x: Tensor) -> str:
+    """What to do if images seem to have their channels last."""
+    if x.dim() != 4 or x.shape[3] not in CHANNELS or x.shape[1] in CHANNELS:
+        return ""
+    return (
+        "; if these are images, their channels come last: put them first with "
+        "x = x.transpose(0, 3, 1, 2)"
+    )
 
 
 def _check_augmentation(train: TrainSettings, task: Task, sample: Sample) -> None:

@@ -14,8 +14,9 @@ from fedspu.federation.engine import Facts
 from fedspu.federation.environment import environment
 from fedspu.federation.guards.guard import find_guard
 from fedspu.federation.plan import Plan
-from fedspu.federation.rounds import Round, Scores, Values
+from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
+from fedspu.federation.values import Values
 from fedspu.methods import suggested_by
 from fedspu.settings import MethodSettings
 
@@ -204,13 +205,16 @@ def _costs(
     return sums
 
 
-def what_was_lost(summary: Mapping[str, Any]) -> Iterator[str]:
+def what_was_lost(
+    summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     """A line for each kind of loss in a run, for the user."""
     where = "rounds.jsonl says why"
     if lost := summary["missing_turns"]:
-        yield f"{lost} of clients' turns were lost; {where}"
+        yield f"{lost} of clients' turns were lost{_why(rounds, 'missing')}; {where}"
     if lost := summary["refused_turns"]:
-        yield f"{lost} of clients' replies could not be used; {where}"
+        why = _why(rounds, "refused")
+        yield f"{lost} of clients' replies could not be used{why}; {where}"
     if lost := summary["ignored_replies"]:
         yield f"{lost} replies came that nobody had asked for"
     if lost := summary["unjudged_turns"]:
@@ -218,6 +222,14 @@ def what_was_lost(summary: Mapping[str, Any]) -> Iterator[str]:
             f"{lost} times a client could not be judged, and its score is an older "
             f"one, or none; {where}"
         )
+
+
+def _why(rounds: Sequence[Mapping[str, Any]], what: str) -> str:
+    """The first reason for which clients were ``what``."""
+    for line in rounds:
+        for client, reason in line[f"{what}_clients"].items():
+            return f" (round {line['round']}, client {client}: {reason})"
+    return ""
 
 
 def label(chosen: MethodSettings) -> str:

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from fedspu.errors import FedSPUError, ModelError, TrainingError
 from fedspu.federation.checks import read_reply
@@ -21,15 +21,9 @@ from fedspu.federation.server import (
     next_federation,
     update_of,
 )
+from fedspu.federation.values import Values
 from fedspu.methods.method import Which, answered
 from fedspu.neurons.average import Accumulator
-
-
-class Values(NamedTuple):
-    """The task's metric on test and on validation examples: a client's, or a mean."""
-
-    test: float
-    val: float
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedspu.engines.flower.wire import Like
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.server import Federation
+from fedspu.federation.storage.finding import resume_command
 from fedspu.federation.storage.saved_run import DEVICES
 
 
@@ -48,8 +49,8 @@ def parse_devices(text: str, path: Path) -> tuple[str, list[str]]:
     """The key of a run, and its devices' names."""
     if not text.startswith(DEVICES):
         raise StorageError(
-            f"{path} is a run on one machine; resume it with `fedspu run --resume "
-            f"{path}`, or choose another deploy.out"
+            f"{path} is a run on one machine; resume it with `{resume_command(path)}`, "
+            "or choose another deploy.out"
         )
     key, _, names = text.removeprefix(DEVICES).partition(": ")
     return key, names.split()

@@ -6,7 +6,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from fedspu.errors import DataError, ModelError
-from fedspu.imports import call, find_object, is_place
+from fedspu.imports import call, find_object, is_place, place_of
 from fedspu.settings_text import nearest, with_article
 
 if TYPE_CHECKING:
@@ -56,13 +56,9 @@ def check_padding(name: str, padding: int | None, data: str) -> None:
 
 
 def _meant(name: str) -> str:
-    """A file's path as the module that it is, seen from the working folder."""
-    path, _, function = name.partition(":")
-    if not path.endswith(".py"):
-        return ""
-    parts = [part for part in path.removesuffix(".py").split("/") if part != "."]
-    place = f"{'.'.join(parts)}:{function or 'build'}"
-    return f" (did you mean {place}?)" if is_place(place) else ""
+    """A file or a module in the working folder, as it is to be named."""
+    place = place_of(name)
+    return f" (did you mean {place}?)" if place else ""
 
 
 def build(name: str, num_outputs: int | None = None) -> "nn.Module":

@@ -89,6 +89,12 @@ def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
             yield name, tensor
 
 
+CHANGED = (
+    "; expected the model that the state is of: if its code has changed since a run, "
+    "use the code of that time, or play the run again"
+)
+
+
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the model's own tensors; others stay as they are."""
     if not all(isinstance(p, nn.Parameter) for p in model.parameters()):
@@ -99,10 +105,10 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, values in state.items():
             if name not in own:
-                raise ModelError(f"the model has no tensor named {name}")
+                raise ModelError(f"the model has no tensor named {name}{CHANGED}")
             if own[name].shape != values.shape:
                 raise ModelError(
                     f"{name} has shape {tuple(own[name].shape)} in the model and "
-                    f"{tuple(values.shape)} in the state"
+                    f"{tuple(values.shape)} in the state{CHANGED}"
                 )
             own[name].copy_(values)

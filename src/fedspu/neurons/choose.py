@@ -34,6 +34,11 @@ def num_active(p: P, size: int) -> int:
 
 def choose_random(neurons: Neurons, p: P, rng: np.random.Generator) -> Active:
     """A uniformly random fraction ``p`` of every group (paper, step 1)."""
+    if not isinstance(rng, np.random.Generator):
+        raise SettingsError(
+            f"rng = {rng!r}: expected a generator of NumPy, like "
+            "np.random.default_rng(0)"
+        )
     active = {}
     for group in neurons.groups:
         chosen = rng.permutation(group.size)[: num_active(p, group.size)]

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from fedspu.errors import ModelError
 from fedspu.neurons.blocks import named_tensors
 from fedspu.neurons.calls import uncompiled, undisturbed
 from fedspu.neurons.choose import choose_ordered
@@ -47,12 +49,32 @@ class NeuronWarning(UserWarning):
     """Some neurons of a model are always active, or could not be examined."""
 
 
+def refuse_lazy(model: nn.Module, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse a model with layers whose sizes are not known yet; a batch has ``shape``.
+
+    Each new model would have to be run once before its state can be loaded.
+    """
+    lazy = [
+        f"{path} ({type(layer).__name__})"
+        for path, layer in model.named_modules()
+        if any(map(is_lazy, layer.parameters(recurse=False)))
+    ]
+    if lazy:
+        like = "x[:2]" if shape is None else f"torch.zeros{shape}"
+        raise ModelError(
+            f"layers of the model do not know their sizes yet: {', '.join(lazy[:3])}; "
+            "name the sizes, or run one batch through the model before it is returned: "
+            f"model({like})"
+        )
+
+
 def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
     """The table of a model's neuron groups, each proved by permutation.
 
     ``example_input`` is a tensor, a tuple of positional arguments or a dict of keyword
     arguments. The model, its mode and every generator are left as they were.
     """
+    refuse_lazy(model)
     with undisturbed(), uncompiled(model):
         probe = Probe(model, example_input)
         traced = trace(probe)

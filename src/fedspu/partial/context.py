@@ -203,7 +203,8 @@ def _watching_optimizers(weights: Mapping[int, PartialWeight]) -> Iterator[None]
             if any(id(p) in not_to_train for p in group["params"]):
                 raise ModelError(
                     f"{type(optimizer).__name__} has whole parameters of a model in "
-                    "partial training; give it the tensors that partial_training yields"
+                    "partial training; give it the tensors that partial_training "
+                    "yields: with partial_training(...) as trainable"
                 )
             if group.get("fused") and any(
                 not w.leaf.is_contiguous() for w in ours(group)

@@ -144,7 +144,9 @@ def profile(
     listed = sorted(set(shares))
     settings = [StepSetting(p, *way) for way in ways for p in listed]
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelError("the model has no learnable parameter")
+        raise ModelError(
+            "the model has no learnable parameter: none has requires_grad=True"
+        )
     with undisturbed():
         torch.set_num_threads(threads)
         stepper = Stepper(model, neurons, x, y, loss)
@@ -152,12 +154,12 @@ def profile(
         stopwatch = Stopwatch(stepper, clock, repetitions, patience, watch)
         seconds = stopwatch.seconds([None, *settings])
         taken = stopwatch.taken
-        watch("memory and arithmetic")
+        watch("measuring memory, counting multiplications …")
         theory = {p: stepper.theory(p) for p in {1.0, *listed}}
         rows = {s: stepper.row(s, seconds[s], theory[s.p]) for s in settings}
         choices = []
         for way in ways if budget is not None else ():
-            watch(f"the largest p that fits: {' '.join(way)}")
+            watch(f"finding the largest p that fits: {' '.join(way)} …")
             known = {p: rows[StepSetting(p, *way)] for p in listed}
             choices.append(_choice(stepper, stopwatch, budget or Budget(), way, known))
         return Profile(
@@ -283,7 +285,7 @@ class Stopwatch:
         times: dict[StepSetting | None, list[float]] = {s: [] for s in settings}
         start = time.monotonic()
         for i in range(1, self.repetitions + 1):
-            self.watch(f"time: repetition {i} of {self.repetitions}")
+            self.watch(f"measuring time: repetition {i} of {self.repetitions}")
             for setting, listed in times.items():
                 listed.append(self.turn(setting, self.steps))
             self.taken = i

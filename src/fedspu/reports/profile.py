@@ -1,5 +1,7 @@
 """What training steps cost, as a table for people and as JSON for scripts."""
 
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -105,24 +107,57 @@ LEGEND = {
 def notes(profile: Profile, neurons: Neurons, budget: Budget | None) -> list[str]:
     """What is printed below the table."""
     lines = [f"{word:<11} {meaning}" for word, meaning in LEGEND.items()]
+    lines += costly_lines(profile)
     lines += path_lines(profile, neurons)
     if budget is not None:
         lines += ["", *choice_lines(profile.choices, budget), how_found(budget)]
     return lines
 
 
+def costly_lines(profile: Profile) -> list[str]:
+    """Why some steps cost more than the dense one, if any does."""
+    dense = profile.dense
+    costly = [
+        row
+        for row in profile.rows
+        if row.seconds > dense.seconds or row.held.peak > dense.held.peak
+    ]
+    if not costly:
+        return []
+    return [
+        "",
+        "Some rows cost more than dense: there, keeping the active part apart costs "
+        "more than freezing saves.",
+        "This is usual near p = 1, in small models, and where little can be frozen; "
+        "larger batches help.",
+    ]
+
+
 @contextmanager
-def progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
-    """On a terminal, a line that says what is going on; elsewhere nothing.
+def progress() -> Iterator[Callable[[str], None]]:
+    """Says what is going on: on a terminal in one line, elsewhere a line for each part.
 
     It is redrawn only when called: a thread that redraws it would distort the times.
     """
     console = Console(stderr=True)
-    if is_quiet or not console.is_terminal:
-        yield lambda text: None
+    if not console.is_terminal:
+        yield _say_parts()
         return
     with Live("", console=console, auto_refresh=False, transient=True) as live:
         yield lambda text: live.update(text, refresh=True)
+
+
+def _say_parts() -> Callable[[str], None]:
+    """Prints what is going on, but no repetitions."""
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        part = re.sub(r": repetition \d.*", " …", text)
+        if part not in said:
+            print(part, file=sys.stderr, flush=True)  # noqa: T201  # the display
+        said.add(part)
+
+    return say
 
 
 # How gradients were computed ----------------------------------------------------------
@@ -147,8 +182,8 @@ def path_lines(profile: Profile, neurons: Neurons) -> list[str]:
     lines = ["", "Compiled code ran all steps."]
     if profile.why_not_native is not None:
         lines[-1] = (
-            "PyTorch ran all steps (but perhaps norms), not compiled code: "
-            f"{profile.why_not_native}."
+            "PyTorch ran all steps (but perhaps norms), as compiled code has no "
+            f"counterpart for a part of the model: {profile.why_not_native}."
         )
     for taken, settings in ways.items():
         lines += ["", f"How gradients were computed, {_settings(settings)}:"]

@@ -124,7 +124,9 @@ def make_sweep(
             raise SettingsError(f"{what}: expected at least one value, got none")
         twice = [value for i, value in enumerate(values) if value in values[:i]]
         if twice:
-            raise SettingsError(f"{what}: {_written(twice[0])} is given twice")
+            raise SettingsError(
+                f"{what}: {_written(twice[0])} is given twice; leave one out"
+            )
     for method in methods:
         if not isinstance(method, str) or not method:
             raise SettingsError(

@@ -9,7 +9,7 @@ from typing import Any
 from fedspu.data.own.pairs import Data
 from fedspu.errors import FedSPUError, SettingsError, StorageError
 from fedspu.federation.plan import Build
-from fedspu.federation.storage.saved_index import SUMMARY
+from fedspu.federation.storage.finding import refuse_single_run
 from fedspu.files import write_whole
 from fedspu.prepare import choose
 from fedspu.reports.comparison import blocks, files
@@ -144,6 +144,9 @@ class Watcher:
     def end(self, run: Planned, why: str | None) -> None:
         """A run has ended; ``why`` it failed, if it did."""
 
+    def finish(self, what: str) -> None:
+        """All runs have ended; ``what`` is done now takes some seconds."""
+
 
 def compare(
     methods: Sequence[str] = ("fedspu", "local"),
@@ -193,7 +196,9 @@ def compare(
     played = house.play(runs, "comparison")
     found = Comparison((), [], [])
     if played.summaries:
+        house.watcher.finish("measuring the memory of training steps …")
         house.measure(runs, played)
+        house.watcher.finish("writing the tables and the report …")
         found = compare_saved([out], only={run.path.name for run in runs})
         found.write(out, Given(data, task, is_trusted=True))
     if played.failures:
@@ -264,10 +269,7 @@ class _House:
         self.parallel, self.watcher = parallel, watcher
         if parallel is not None and parallel < 1:
             raise SettingsError(f"--parallel {parallel}: expected at least 1")
-        if (out / SUMMARY).exists():
-            raise StorageError(
-                f"{out} is the folder of a single run; choose another --out"
-            )
+        refuse_single_run(out)
 
     def resolved(self, chosen: Mapping[str, Any]) -> Settings:
         """Complete settings, with what was chosen for a run."""

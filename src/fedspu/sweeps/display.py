@@ -17,7 +17,12 @@ from fedspu.errors import StorageError
 from fedspu.sweeps.compare import Watcher
 from fedspu.sweeps.play import Planned
 from fedspu.sweeps.progress import Following, Progress, RunProgress
-from fedspu.units import duration
+from fedspu.tasks.classification import classification
+from fedspu.tasks.segmentation import segmentation
+from fedspu.units import duration, shown
+
+SHARES = {classification.metric.name, segmentation.metric.name}
+"""Metrics that are shown in percent."""
 
 REFRESH = 1.0
 """Seconds between two looks at the folder."""
@@ -82,6 +87,13 @@ class SweepDisplay(Watcher):
         found = self._following.read()
         self._say(f"{run.cell.title}: {became}; {headline(found, self._what)}")
 
+    def finish(self, what: str) -> None:
+        """Say what is done once all runs have ended."""
+        if self._live is not None:
+            self._what = what.removesuffix(" …")
+        elif not self.is_quiet:
+            self._say(what)
+
     def _shown(self) -> RenderableType:
         assert self._following is not None
         with suppress(StorageError):  # it is being removed; playing will say more
@@ -134,7 +146,8 @@ def picture(found: Progress, what: str = "") -> RenderableType:
 
 
 def _row(run: RunProgress) -> tuple[RenderableType, ...]:
-    score = "" if run.score is None else f"personal {run.score:.3f}"
+    is_share = run.metric in SHARES
+    score = "" if run.score is None else f"personal {shown(run.score, is_share)}"
     if run.starting is not None:
         score = "starting: model, data …"
     bar = ProgressBar(total=max(1, run.run.rounds), completed=run.round, width=16)

@@ -23,8 +23,9 @@ from fedspu.errors import (
     SettingsError,
     StorageError,
 )
+from fedspu.federation.storage.finding import check_is_run
 from fedspu.federation.storage.own_files import is_free
-from fedspu.federation.storage.saved_index import check_is_run, saved_rounds
+from fedspu.federation.storage.saved_index import saved_rounds
 from fedspu.federation.storage.saved_run import SavedRun, last_whole
 from fedspu.lifetimes import end_with_parent
 from fedspu.runs import resume, simulate

@@ -156,6 +156,7 @@ class RunProgress:
     round: int = 0
     seconds: float = 0.0
     score: float | None = None  # of the personal models
+    metric: str = ""  # of the score
     starting: float | None = None  # seconds since it began, if it has no round yet
 
     @property
@@ -278,13 +279,15 @@ class Following:
         if not path.is_dir():
             why = run.name in plan.failed
             return RunProgress(run, "failed" if why else "waiting")
-        t, score = self._rounds.setdefault(
-            run.name, _Tail(path / "rounds.jsonl", _round_and_score, (0, None))
+        t, score, metric = self._rounds.setdefault(
+            run.name, _Tail(path / "rounds.jsonl", _round_and_score, (0, None, ""))
         ).last()
         _, seconds = self._times.setdefault(
             run.name, _Tail(path / "times.jsonl", _add_seconds, (0, 0.0))
         ).last()
-        found = RunProgress(run, self._state(path, run, plan), t, seconds, score)
+        found = RunProgress(
+            run, self._state(path, run, plan), t, seconds, score, metric
+        )
         if found.state == "finished":
             self._finished[run.name] = found
         return found
@@ -324,13 +327,12 @@ class _Tail:
         return self.known
 
 
-def _round_and_score(known: Any, line: dict[str, Any]) -> tuple[int, float | None]:
-    scores = [
-        line[name]
-        for name in line
-        if name.startswith("personal_") and not name.startswith("personal_val_")
-    ]
-    return int(line["round"]), scores[0] if scores else None
+def _round_and_score(known: Any, line: dict[str, Any]) -> tuple[int, float | None, str]:
+    """The round, its score, and the metric's name."""
+    for name, value in line.items():
+        if name.startswith("personal_") and not name.startswith("personal_val_"):
+            return int(line["round"]), value, name.removeprefix("personal_")
+    return int(line["round"]), None, ""
 
 
 def _add_seconds(known: Any, line: dict[str, Any]) -> tuple[int, float]:

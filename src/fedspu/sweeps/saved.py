@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedspu.errors import SettingsError, StorageError
-from fedspu.federation.storage.saved_index import SWEEP, check_is_run
+from fedspu.federation.storage.finding import check_is_run
+from fedspu.federation.storage.saved_index import SWEEP
 from fedspu.federation.storage.saved_run import SavedRun, last_whole
 from fedspu.files import read_file
 from fedspu.reports.comparison.statistics import RunOfMethod

@@ -54,7 +54,8 @@ def _wants_scores(output: Tensor, y: Tensor, num_outputs: int) -> str | None:
     if output.shape[1] < num_outputs:
         return (
             f"the model has scores for {output.shape[1]} classes, but the labels go up "
-            f"to {num_outputs - 1}; it needs {num_outputs} outputs"
+            f"to {num_outputs - 1}; give it {num_outputs} outputs, or number labels "
+            "from 0 upwards: y = np.unique(y, return_inverse=True)[1]"
         )
     return None
 

@@ -148,11 +148,52 @@ def _refuse_uncallable(whose: str, name: str, value: Any) -> None:
 def check_output(task: Task, output: Any, y: Tensor, num_outputs: int) -> None:
     """Refuse a model whose output for these targets the task cannot use."""
     if not isinstance(output, Tensor):
+        kind = type(output).__name__
         raise ModelError(
-            f"the model returned a {type(output).__name__}; expected a tensor"
+            f"the model returned a {kind}; expected a tensor{_how(output)}"
         )
     if problem := task.check_output(output, y, num_outputs):
         raise ModelError(problem)
+
+
+def check_metric(task: Task, output: Tensor, y: Tensor) -> None:
+    """Refuse a metric that measures means, as sums over examples are added up.
+
+    ``output`` is for two examples.
+    """
+    tried = [y]
+    if task.has_classes and output.dim() == 2:
+        tried.append(output.argmax(1))  # where all is right, a sum is not 0
+    for targets in tried:
+        parts = (slice(0, 2), slice(0, 1), slice(1, 2))
+        try:
+            whole, first, second = (
+                task.metric.measure(output[part], targets[part]).double()
+                for part in parts
+            )
+            is_sum = torch.allclose(first + second, whole, rtol=1e-3, equal_nan=True)
+        except Exception:  # judging says what is wrong
+            return
+        if not is_sum:
+            raise SettingsError(
+                f"task {task.name!r}: its metric measured {whole.tolist()} for two "
+                f"examples, but {first.tolist()} and {second.tolist()} for each alone; "
+                "expected sums over examples, which are added up: let measure sum and "
+                "value divide, as in docs/tasks.md"
+            )
+
+
+def _how(output: Any) -> str:
+    """How a model's forward can return the tensor that is in its output."""
+    if isinstance(output, tuple | list):
+        output = dict(enumerate(output))
+    inside = output if isinstance(output, dict) else {}
+    for place, value in inside.items():
+        if isinstance(value, Tensor):
+            return (
+                f": let forward return one of its parts alone, like output[{place!r}]"
+            )
+    return ": let forward return the scores alone"
 
 
 def checked_loss(task: Task, loss: Loss) -> Loss:
@@ -163,7 +204,11 @@ def checked_loss(task: Task, loss: Loss) -> Loss:
     ) -> Tensor:
         value: Any = _asked(task, "loss", loss, output, target, reduction=reduction)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise _no_number(task, "loss", value)
+            how = (
+                ": the mean over the targets or, with reduction='sum', their sum; pass "
+                "reduction on to PyTorch's loss"
+            )
+            raise _no_number(task, "loss", value, how)
         return value
 
     return checked
@@ -200,14 +245,15 @@ def _asked(
         raise
     except Exception as error:  # the user's own code
         raise TrainingError(
-            f"task {task.name!r}: its {name} raised {raised(error)}"
+            f"task {task.name!r}: its {name} raised {raised(error)}; docs/tasks.md "
+            "says what it is given and must return"
         ) from error
 
 
-def _no_number(task: Task, name: str, value: Any) -> TrainingError:
+def _no_number(task: Task, name: str, value: Any, how: str = "") -> TrainingError:
     return TrainingError(
         f"task {task.name!r}: its {name} returned {_in_short(value)}; expected one "
-        "number"
+        f"number{how}"
     )
 
 

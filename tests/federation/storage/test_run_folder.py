@@ -17,10 +17,11 @@ from fedspu.engines.local import LocalEngine
 from fedspu.errors import FedSPUError, StorageError
 from fedspu.federation.engine import Answer, Cost, Missing
 from fedspu.federation.messages import Request, TrainReply, TrainRequest
-from fedspu.federation.rounds import Round, Scores, Used, Values
+from fedspu.federation.rounds import Round, Scores, Used
 from fedspu.federation.server import Federation
 from fedspu.federation.storage.run_folder import RunFolder
 from fedspu.federation.storage.saved_run import SavedRun
+from fedspu.federation.values import Values
 from fedspu.methods import make_method
 from fedspu.methods.method import ClientRound, Memory, Method, ModelState, Offer
 from fedspu.prepare import prepare

@@ -110,6 +110,13 @@ def test_a_table_fits_eighty_columns_whatever_methods_are_called() -> None:
     assert heading(case) == "digits, alpha 0.1, 2 seeds"
 
 
+def test_a_long_name_of_a_method_is_broken_at_its_options() -> None:
+    name = "fedspu@train.lr=0.05@train.momentum=0.9"
+    lines = plain([a_case({name: [0.5], "local": [0.4]})]).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("fedspu "))
+    assert lines[at + 1 : at + 3] == ["  @train.lr=0.05", "  @train.momentum=0.9"]
+
+
 def test_compiled_and_plain_runs_in_one_table_are_pointed_out() -> None:
     runs = [a_run("a", 0, 0.5), a_run("b", 0, 0.4, kernels="torch")]
     assert any(

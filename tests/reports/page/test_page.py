@@ -14,6 +14,7 @@ from fedspu.reports.page.curves import steps
 from fedspu.reports.page.facts import PageFacts, Unfinished
 from fedspu.reports.page.html import page
 from fedspu.reports.page.sections import case_sections, pictures
+from fedspu.reports.page.settings import written
 from fedspu.reports.page.verdict import headline, sentences, tiles
 from tests.reports.page.made import a_case, a_page, a_run, some_labels, two_methods
 
@@ -232,3 +233,27 @@ def test_many_clients_are_drawn_of_one_seed_and_it_says_so() -> None:
     assert everyone.table is not None
     assert len(everyone.table.rows) == 600
     assert "of 6,000" in everyone.table.note
+
+
+def test_a_dotted_line_is_explained_where_there_is_one() -> None:
+    silent = a_case([a_run("a", 0, 0.9), a_run("local", 0, 0.8, num_bytes=0)])
+    said = "A dotted line from edge to edge is the last score of a method that sends"
+    assert said in page(a_page(silent))
+    assert said not in page(two_methods())
+
+
+def test_a_number_in_the_headline_keeps_its_percent() -> None:
+    assert "90.0&nbsp;% personal" in page(a_page(a_case([a_run("a", 0, 0.9)])))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("arrays:/data/f.npz", "arrays:/data/f.npz"),
+        (f"arrays:/{'long/' * 9}data/f.npz", "arrays:…/data/f.npz"),
+        (f"/{'long/' * 9}data/f", "…/data/f"),
+        (0.1, "0.1"),
+    ],
+)
+def test_long_paths_are_shown_by_their_ends(value: object, shown: str) -> None:
+    assert written(value) == shown

@@ -127,9 +127,15 @@ def _array(values: ArrayLike | Tensor) -> NDArray[np.generic]:
 
 
 def _examples(x: NDArray[np.generic], name: str) -> Tensor:
+    if x.dtype.kind in "USO":
+        raise DataError(
+            f"{name}: x holds {'text' if x.dtype.kind != 'O' else 'Python objects'}; "
+            "expected numbers: make tokens of text first, as docs/text.md shows"
+        )
     if x.ndim < 2:
         raise DataError(
-            f"{name}: x has shape {x.shape}; expected one row per example, (n, ...)"
+            f"{name}: x has shape {x.shape}; expected one row per example, (n, ...); "
+            "for one number per example, use x.reshape(-1, 1)"
         )
     if x.dtype == np.uint8:
         # Torch warns about read-only arrays, but nothing writes to this one.

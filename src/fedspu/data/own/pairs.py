@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
 
 from fedspu.errors import DataError
 
@@ -26,6 +26,11 @@ def as_arrays(data: Any) -> tuple[Any, Any]:
         return data[0], data[1]
     if isinstance(data, list) and data and isinstance(data[0], tuple):
         return _of_items(data)
+    if isinstance(data, DataLoader):
+        raise DataError(
+            "data is a DataLoader; expected the data itself, as clients make their own "
+            "batches: pass its data set, data=loader.dataset"
+        )
     how = f" of {len(data):,}" if isinstance(data, Sized) else ""
     raise DataError(f"data is a {type(data).__name__}{how}; {WANTED}")
 

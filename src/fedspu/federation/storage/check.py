@@ -6,11 +6,11 @@ from pathlib import Path
 
 from fedspu.errors import DamagedError, StorageError
 from fedspu.federation.plan_file import read_settings
+from fedspu.federation.storage.finding import check_is_run
 from fedspu.federation.storage.own_files import LOCK
 from fedspu.federation.storage.saved_index import (
     RECORDS,
     SUMMARY,
-    check_is_run,
     saved_rounds,
 )
 from fedspu.federation.storage.saved_run import SavedRun
@@ -56,11 +56,11 @@ class CheckedRun:
         trust = " --trust" if self.names_code else ""
         resume = f"`fedspu run --resume {self.path}{trust}`"
         if whole and (self.settings or self.in_the_way):
-            return f"Mend that first; then {resume} goes on from round {whole[0]}."
+            return f"Fix that first; then {resume} resumes after round {whole[0]}."
         if whole and self.is_finished and whole[0] == self.saves[0].round:
             return "The run is finished, and its models can be used."
         if whole:
-            return f"{resume} goes on from round {whole[0]}."
+            return f"{resume} resumes after round {whole[0]}."
         usable = [save for save in self.saves if not save.damage]
         if not usable:
             return "Nothing of the checkpoint can be used; records may be readable."

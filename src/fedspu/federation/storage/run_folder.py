@@ -35,9 +35,13 @@ from fedspu.errors import StorageError
 from fedspu.federation.client_memory import Name, Shelf, ShelfError
 from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
+from fedspu.federation.storage.finding import (
+    check_free,
+    check_is_run,
+    resume_command,
+)
 from fedspu.federation.storage.own_files import (
     LOCK,
-    is_free,
     remove_other_rounds,
     remove_own,
     remove_round,
@@ -54,12 +58,10 @@ from fedspu.federation.storage.saved_index import (
     VERSION,
     Index,
     JournalLine,
-    check_is_run,
     dump_index,
     extra_path,
     global_path,
     index_path,
-    saved_rounds,
 )
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun, last_whole
 from fedspu.files import (
@@ -119,15 +121,16 @@ class RunFolder:
         """
         folder = cls(path, cache, durable)
         folder.has_memories = has_memories
-        if not is_free(path):
-            raise folder._in_use()
+        check_free(path)
         around = [parent for parent in path.parents if not parent.exists()]
         with folder._guarded():
             path.mkdir(parents=True, exist_ok=True)
             folder._acquire()
-        if not is_free(path):  # another run was quicker
+        try:
+            check_free(path)  # another run may have been quicker
+        except StorageError:
             folder.close()
-            raise folder._in_use()
+            raise
         try:
             with folder._guarded():
                 remove_own(path)  # of a run that was killed before its first save
@@ -428,17 +431,6 @@ class RunFolder:
         except ShelfError as error:
             raise StorageError(f"{error}{self._so_far()}") from error
 
-    def _in_use(self) -> StorageError:
-        if not saved_rounds(self.path):
-            what = "holds something else" if self.path.is_dir() else "is no folder"
-            return StorageError(
-                f"{self.path} is in use already: it {what}; choose another --out"
-            )
-        return StorageError(
-            f"{self.path} is in use already; choose another --out, or resume the run "
-            f"in it with `fedspu run --resume {self.path}`"
-        )
-
     def _cannot_write(self, error: OSError) -> StorageError:
         reason = error.strerror or str(error)
         return StorageError(f"{self.path}: cannot write ({reason}){self._so_far()}")
@@ -448,7 +440,7 @@ class RunFolder:
             return ""
         return (
             f"; rounds up to {self.round} are saved: fix the problem, then resume with "
-            f"`fedspu run --resume {self.path}`"
+            f"`{resume_command(self.path)}`"
         )
 
 

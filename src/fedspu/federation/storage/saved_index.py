@@ -19,10 +19,12 @@ from pydantic import (
     ValidationError,
 )
 
+from fedspu.data import names_code
 from fedspu.errors import DamagedError, StorageError
-from fedspu.federation.rounds import Values
+from fedspu.federation.values import Values
 from fedspu.files import Mark, not_a_link, read_file
-from fedspu.settings_text import one_line
+from fedspu.imports import is_place
+from fedspu.settings_text import flatten, one_line
 
 VERSION = 4
 """The version of the folder's format; others are refused."""
@@ -47,6 +49,8 @@ OLD_INDEX = f"{FOLDER}/federation.json"
 """Where versions 1 and 2 had their index."""
 
 LARGEST_INDEX = 2**24
+
+MAY_NAME_CODE = ("model", "method.name", "task", "data.name")
 
 Whole = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -74,6 +78,17 @@ class Index(_Strict):
     extra: Mark | None
     global_score: Values | None
     are_clients_finished: bool = False  # by method.finish
+
+    @property
+    def names_code(self) -> dict[str, str]:
+        """The settings that name code outside of fedspu, and what they name."""
+        flat = dict(flatten(self.settings))
+        named = {name: str(flat.get(name)) for name in MAY_NAME_CODE}
+        return {
+            name: place
+            for name, place in named.items()
+            if (names_code(place) if name == "data.name" else is_place(place))
+        }
 
 
 class JournalLine(_Strict):
@@ -141,37 +156,9 @@ def _check_version(version: Any, path: str | Path) -> None:
 
 def saved_rounds(path: Path) -> list[int]:
     """The rounds after which this folder was saved and still says so, newest first."""
-    found = (OF_A_ROUND.fullmatch(file.name) for file in _listed(path / FOLDER))
+    found = (OF_A_ROUND.fullmatch(file.name) for file in listed(path / FOLDER))
     rounds = [int(m[1]) for m in found if m is not None and m[1] is not None]
     return sorted(rounds, reverse=True)
-
-
-def check_is_run(path: Path) -> None:
-    """Refuse a folder without any save."""
-    if saved_rounds(path):
-        return
-    if not path.exists():
-        raise StorageError(f"{path}: no such folder")
-    if (path / SWEEP).exists():
-        runs = sorted(one.name for one in _listed(path) if (one / FOLDER).is_dir())
-        like = f", like {path / runs[0]}" if runs else ""
-        raise StorageError(
-            f"{path} is a comparison, not a run; name one of its runs{like}"
-        )
-    _refuse_old_versions(path)
-    rounds = path / RECORDS[0]
-    if (path / FOLDER).is_dir() and rounds.is_file() and rounds.stat().st_size:
-        raise StorageError(
-            f"{path}: its {FOLDER} is empty, so the run cannot be resumed; "
-            f"{RECORDS[0]} still has what was recorded. Play it again with another "
-            "--out"
-        )
-    if (path / SETTINGS).exists() and (path / FOLDER).is_dir():
-        raise StorageError(
-            f"{path}: the run was ended before its first save, so there is nothing to "
-            "resume; start it again with the same --out"
-        )
-    raise StorageError(f"{path} is not a run folder: it has no checkpoint")
 
 
 def read_index(path: Path, t: int) -> Index:
@@ -202,7 +189,7 @@ def load_journal(content: bytes, name: str) -> list[JournalLine]:
     return lines
 
 
-def _listed(folder: Path) -> Iterator[Path]:
+def listed(folder: Path) -> Iterator[Path]:
     """The entries of a folder that is no link; nothing if there is none."""
     try:
         yield from not_a_link(folder).iterdir()
@@ -212,7 +199,8 @@ def _listed(folder: Path) -> Iterator[Path]:
         raise StorageError(f"{folder} cannot be read ({error.strerror})") from None
 
 
-def _refuse_old_versions(path: Path) -> None:
+def refuse_old_versions(path: Path) -> None:
+    """Refuse the folder of a run that an old fedspu wrote."""
     file = path / OLD_INDEX
     if not file.exists():
         return

@@ -16,11 +16,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load
 
-from fedspu.data import names_code
 from fedspu.errors import DamagedError, StorageError
 from fedspu.federation.client_memory import Shelf, unpack_memory
-from fedspu.federation.rounds import Scores, Values
+from fedspu.federation.rounds import Scores
 from fedspu.federation.server import Federation
+from fedspu.federation.storage.finding import check_is_run
 from fedspu.federation.storage.saved_index import (
     INITIAL,
     JOURNAL,
@@ -29,18 +29,16 @@ from fedspu.federation.storage.saved_index import (
     SUMMARY,
     Index,
     JournalLine,
-    check_is_run,
     extra_path,
     global_path,
     load_journal,
     read_index,
     saved_rounds,
 )
+from fedspu.federation.values import Values
 from fedspu.files import Mark, check_marked, not_a_link, read_marked, read_start
-from fedspu.imports import is_place
 from fedspu.methods.method import Memory
 from fedspu.neurons.table import Active, State
-from fedspu.settings_text import flatten
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,6 @@ class Checkpoint:
 
 DEVICES = "devices of run "
 """How ``Index.data`` begins in a run on devices; see ``flower/server.py``."""
-
-MAY_NAME_CODE = ("model", "method.name", "task", "data.name")
 
 
 class SavedRun:
@@ -89,13 +85,7 @@ class SavedRun:
     @property
     def names_code(self) -> dict[str, str]:
         """The settings that name code outside of fedspu, and what they name."""
-        flat = dict(flatten(self.index.settings))
-        named = {name: str(flat.get(name)) for name in MAY_NAME_CODE}
-        return {
-            name: place
-            for name, place in named.items()
-            if (names_code(place) if name == "data.name" else is_place(place))
-        }
+        return self.index.names_code
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""

@@ -232,9 +232,17 @@ def terminal(cases: Sequence[Case]) -> Group:
                     escape(title), justify="right" if i else "left", overflow="fold"
                 )
             for row in block.rows:
-                table.add_row(*map(escape, row))
+                table.add_row(*map(escape, (_in_lines(row[0]), *row[1:])))
             parts += [table, Text()]
     return Group(*parts, *(Text(note, style="dim") for note in notes(cases)))
+
+
+LONG_NAME = 24
+
+
+def _in_lines(method: str) -> str:
+    """A long name of a method with each of its options on a line of its own."""
+    return method if len(method) <= LONG_NAME else method.replace("@", "\n  @")
 
 
 def plain(cases: Sequence[Case], width: int = 80) -> str:

@@ -133,6 +133,11 @@ def curves(facts: CaseFacts, slots: dict[str, int], num_lines: int) -> Section:
         if num_seeds > 1
         else ""
     )
+    if any(series.is_level for chart in charts for series in chart.series):
+        band += (
+            " A dotted line from edge to edge is the last score of a method that sends "
+            "nothing."
+        )
     return Section(
         "How clients' own models improve",
         f"The mean over clients, each judged on its own test examples.{band}",

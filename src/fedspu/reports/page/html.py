@@ -79,7 +79,8 @@ def _head(facts: PageFacts) -> Iterator[str]:
     cases = [found.case for found in facts.cases]
     yield "<header>"
     yield f'<p class="brand">{escape(title(cases))}</p>'
-    yield f"<h1>{escape(headline(cases))}</h1>"
+    # A number and its % stay on one line.
+    yield f"<h1>{escape(headline(cases)).replace(' %', '&nbsp;%')}</h1>"
     if len(cases) == 1:
         yield from _lead(cases[0])
         yield '<ul class="tiles">'

@@ -43,7 +43,19 @@ def written(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return " ".join(map(written, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else _shortened(str(value))
+
+
+LONGEST_PATH = 40
+
+
+def _shortened(text: str) -> str:
+    """A long path by its end; the run's settings.toml has the whole."""
+    parts = text.split("/")
+    if len(text) <= LONGEST_PATH or len(parts) < 4:
+        return text
+    kind = f"{parts[0]}" if parts[0].endswith(":") else ""  # arrays:
+    return f"{kind}…/{'/'.join(parts[-2:])}"
 
 
 def environment_table(facts: PageFacts) -> Table:

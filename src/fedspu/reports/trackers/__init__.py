@@ -7,16 +7,24 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedspu.errors import SettingsError, how_to_install
-from fedspu.federation.plan import Plan
-from fedspu.federation.record import record_round
-from fedspu.federation.rounds import Round
 from fedspu.settings_text import flatten, nearest
+
+if TYPE_CHECKING:
+    from fedspu.federation.plan import Plan
+    from fedspu.federation.rounds import Round
 
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 """Name, which is also its extra -> the library that it needs."""
+
+
+HOW_TO_LOOK = {
+    "tensorboard": "TensorBoard: `tensorboard --logdir {folder}/tensorboard`",
+    "mlflow": "MLflow: `mlflow ui` here, or the server that MLFLOW_TRACKING_URI names",
+}
+"""What to type to see a run; Weights & Biases says it by itself."""
 
 
 class Tracker(Protocol):
@@ -51,8 +59,10 @@ class Tracking:
         self.name, self.folder = name, folder
         self._tracker: Tracker | None = None
 
-    def watch(self, plan: Plan, played: Round) -> None:
+    def watch(self, plan: "Plan", played: "Round") -> None:
         """Hand in one round."""
+        from fedspu.federation.record import record_round
+
         if self._tracker is None:
             begin: Callable[..., Tracker] = import_module(
                 f"fedspu.reports.trackers.as_{self.name}"
@@ -67,6 +77,11 @@ class Tracking:
         if self._tracker is not None:
             self._tracker.close(numbers(summary))
             self._tracker = None
+
+
+def how_to_look(name: str | None, folder: Path) -> str:
+    """What to type to see a run in a tracker; empty if there is none to tell of."""
+    return HOW_TO_LOOK.get(name or "", "").format(folder=folder)
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

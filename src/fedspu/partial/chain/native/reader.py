@@ -101,7 +101,9 @@ class Reader:
         if is_in_place(self.traced, node):
             first = self._shown(node.args[0])
             if first.op == "placeholder" or self._num_readers(first) > 1:
-                raise NotAChainError(f"{node.name}, in place on what others read too")
+                raise NotAChainError(
+                    f"{node.name}, which changes a value that other layers also read"
+                )
         if node.op == "call_module":
             layer = self.traced.get_submodule(str(node.target))
             if len(node.args) != 1 or node.kwargs:

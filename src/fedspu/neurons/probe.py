@@ -24,6 +24,9 @@ from fedspu.neurons.layers import kind_of
 POOL = 200_003
 """So many random numbers are drawn for large tensors: a prime, so that rows differ."""
 
+FEW = 8
+"""If at most one in so many places is moved, a tensor is changed and changed back."""
+
 
 class Probe:
     """A copy of the model in eval mode, and its example; in float64 if that works.
@@ -54,6 +57,8 @@ class Probe:
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
         self._given = self.example
+        self._spare: dict[str, Tensor] = {}  # memory to be used again
+        self._moved: list[tuple[str, int, Tensor, Tensor]] = []  # to be put back
 
     def know(self, tables: Mapping[str, Tensor]) -> None:
         """Let values that the model computes of sizes be tried like its tensors."""
@@ -84,7 +89,40 @@ class Probe:
             yield
         finally:
             for name, values in own.items():
+                if self.tensors[name].data_ptr() != values.data_ptr():
+                    self._spare[name] = self.tensors[name].data
                 self.tensors[name].data = values
+            for name, dim, where, part in reversed(self._moved):
+                self.tensors[name].data.index_copy_(dim, where, part)
+            self._moved.clear()
+
+    def reorder(self, name: str, sources: Mapping[int, Tensor]) -> None:
+        """While ``trying`` a tensor: put at each place what lay at its source.
+
+        ``sources`` has the source of every place along some axes.
+        """
+        tensor, data = self.tensors[name], self.tensors[name].data
+        sources = {dim: source.to(data.device) for dim, source in sources.items()}
+        moved = {
+            dim: (source != torch.arange(len(source), device=data.device)).nonzero()[
+                :, 0
+            ]
+            for dim, source in sources.items()
+        }
+        # Memory that is new to the process costs more than what is done with it.
+        if isinstance(tensor, nn.Parameter) and all(
+            FEW * len(where) <= data.shape[dim] for dim, where in moved.items()
+        ):
+            for dim, where in moved.items():
+                self._moved.append((name, dim, where, data.index_select(dim, where)))
+                part = data.index_select(dim, sources[dim][where])
+                data.index_copy_(dim, where, part)
+            return
+        *others, last = sources
+        for dim in others:
+            data = data.index_select(dim, sources[dim])
+        spare = self._spare.pop(name, None)
+        tensor.data = torch.index_select(data, last, sources[last], out=spare)
 
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
@@ -309,7 +347,7 @@ def _copy(model: nn.Module) -> nn.Module:
 def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
     norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
     learnt = {id(parameter) for parameter in model.parameters()}
-    pool = torch.randn(POOL, dtype=torch.float64)
+    pool = torch.randn(POOL)
     with torch.no_grad():
         for name, tensor in all_tensors(model):
             own = before[name]
@@ -320,14 +358,16 @@ def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> N
                 continue
             is_flat = own.numel() == max(own.shape, default=1)  # a gain, like (1, c, 1)
             fan_in = 1 if is_flat else own.numel() // len(own)
-            noise = _random_like(own, pool) / max(1, fan_in) ** 0.5
+            noise = _random_like(own, pool, 1 / max(1, fan_in) ** 0.5)
             tensor.copy_(noise if amount == 1 else own * (1 + amount * noise))
 
 
-def _random_like(tensor: Tensor, pool: Tensor) -> Tensor:
+def _random_like(tensor: Tensor, pool: Tensor, scale: float) -> Tensor:
     """Normal numbers; in a large tensor they come again, but in no two equal rows."""
     size = tensor.numel()
     if size < len(pool):
-        return torch.randn_like(tensor)
-    turned = pool.roll(int(torch.randint(len(pool), ())))
-    return turned.repeat(size // len(pool) + 1)[:size].view(tensor.shape).to(tensor)
+        noise = scale * torch.randn(tensor.shape)  # float64 would take ten times longer
+        return noise.to(tensor.device)
+    turned = scale * pool.roll(int(torch.randint(len(pool), ())))
+    noise = turned.repeat(size // len(pool) + 1)[:size].view(tensor.shape)
+    return noise.to(tensor.device)

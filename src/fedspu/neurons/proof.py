@@ -6,6 +6,9 @@ and the exchange of two neighbours on it generate every permutation, so these tw
 are enough. One is not: a wrong table may happen to be symmetric under it.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -114,9 +117,7 @@ def _heard_neurons(
 def _moves_the_output(probe: Probe, group: NeuronGroup) -> bool:
     """Whether the output changes if neurons are reordered along all axes but one."""
     order = np.roll(np.arange(group.size), 1)
-    with probe.trying(group.tensors):
-        for axis in group.axes[:-1]:
-            _reorder(probe, axis, order)
+    with _reordered(probe, [(axis, order) for axis in group.axes[:-1]]):
         return not probe.is_unchanged()
 
 
@@ -143,19 +144,24 @@ def _swapped(size: int, pairs: list[tuple[int, int]]) -> np.ndarray:
 
 def survives(probe: Probe, groups: list[NeuronGroup], orders: Orders) -> bool:
     """Whether the output stays the same with the groups' neurons in another order."""
-    with probe.trying(name for group in groups for name in group.tensors):
-        for group in groups:
-            for axis in group.axes:
-                _reorder(probe, axis, orders[group.name])
+    moves = [(axis, orders[group.name]) for group in groups for axis in group.axes]
+    with _reordered(probe, moves):
         return probe.is_unchanged()
 
 
-def _reorder(probe: Probe, axis: Axis, order: np.ndarray) -> None:
-    """Put neurons into another order along one axis."""
-    tensor, rows = probe.tensors[axis.tensor], axis.positions(len(order))
-    index = torch.arange(tensor.shape[axis.dim])
-    index[rows.flatten()] = rows[torch.from_numpy(order)].flatten()
-    tensor.data = tensor.data.index_select(axis.dim, index.to(tensor.device))
+@contextmanager
+def _reordered(probe: Probe, moves: list[tuple[Axis, np.ndarray]]) -> Iterator[None]:
+    """Inside, neurons are in another order along these axes."""
+    sources: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    for axis, order in moves:
+        along, rows = sources[axis.tensor], axis.positions(len(order))
+        if axis.dim not in along:
+            along[axis.dim] = torch.arange(probe.tensors[axis.tensor].shape[axis.dim])
+        along[axis.dim][rows.flatten()] = rows[torch.from_numpy(order)].flatten()
+    with probe.trying(sources):
+        for name, along in sources.items():
+            probe.reorder(name, along)
+        yield
 
 
 def _is_read_in_place(

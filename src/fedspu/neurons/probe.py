@@ -24,6 +24,9 @@ from fedspu.neurons.layers import kind_of
 POOL = 200_003
 """So many random numbers are drawn for large tensors: a prime, so that rows differ."""
 
+NUM_QUICK = 3
+"""The trials after these are for neurons that are hard to hear: with all examples."""
+
 FEW = 8
 """If at most one in so many places is moved, a tensor is changed and changed back."""
 
@@ -53,15 +56,41 @@ class Probe:
                 break
             except ModelError:
                 self.is_wide, self.output = False, outputs_of(original)
+        self.whole_example = self.example
         self.plain = dict(plain_tensors(self.model))
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
-        self._given = self.example
+        self._given = self.example = self._few_examples()
+        self.is_shaken = False
+        self._recorded: list[Tensor] = []  # the output, with its gradients
         self._spare: dict[str, Tensor] = {}  # memory to be used again
         self._moved: list[tuple[str, int, Tensor, Tensor]] = []  # to be put back
 
+    def _few_examples(self) -> Any:
+        """As few examples as prove as much; all of them if they are not independent.
+
+        They are if the first of them alone have the same output as among the others.
+        One of them is enough if its output is more than one number: that has no spread.
+        """
+        few = (
+            1 if all(out.numel() > len(out) for out in self.output if out.dim()) else 2
+        )
+        number = _num_examples(self.example)
+        if number <= few or number != _num_examples(self.output):
+            return self.example
+        example = _first(self.example, few)
+        try:
+            with torch.no_grad():
+                now = self.call(self.model, example)
+        except ModelError:
+            return self.example
+        is_same = _are_close(now, _first(self.output, few))
+        return example if is_same else self.example
+
     def know(self, tables: Mapping[str, Tensor]) -> None:
         """Let values that the model computes of sizes be tried like its tensors."""
+        if tables:  # their sizes may be those of the whole example
+            self._given = self.example = self.whole_example
         for name, value in tables.items():
             self.plain[name] = self.tensors[name] = value.clone()
             self._tables.pairs.append((value, self.plain[name]))
@@ -124,40 +153,65 @@ class Probe:
         spare = self._spare.pop(name, None)
         tensor.data = torch.index_select(data, last, sources[last], out=spare)
 
+    def blank(self, name: str, places: Mapping[int, Tensor]) -> None:
+        """While ``trying`` a tensor: set it to zero at these places along some axes."""
+        tensor, spare = self.tensors[name], self._spare.pop(name, None)
+        own = tensor.data
+        tensor.data = own.clone() if spare is None else spare.copy_(own)
+        for dim, where in places.items():
+            tensor.data.index_fill_(dim, where.to(own.device), 0)
+
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
 
         Weights are random because a norm that starts at zero would hide a wrong table.
         An output that overflowed proves nothing, so smaller changes are tried as well.
         """
+        self.is_shaken = False
+        given = self._given if trial < NUM_QUICK else self.whole_example
         for amount in (1.0, 0.1, 0.01):
-            for example in (_noise_like(self._given), self._given)[trial == 0 :]:
+            for example in (_noise_like(given), given)[trial == 0 :]:
                 _disturb(self.model, self._own, amount)
                 self.example = example
                 try:
-                    self.output = self.run()
+                    self._record()
                 except ModelError:  # the model may not accept random input
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
+                    self.is_shaken = True
                     return True
         return False
+
+    def _record(self) -> None:
+        """Run the model for its output, and for gradients if it has any here."""
+        for parameter in self._learnt().values():
+            parameter.requires_grad_()
+        try:
+            self._recorded = self.call(self.model, self.example)
+        except ModelError:  # it may write to its own parameters
+            self._recorded = self.run()
+        self.output = [out.detach() for out in self._recorded]
+
+    def _learnt(self) -> dict[str, nn.Parameter]:
+        """The parameters that can have gradients."""
+        parameters = self.model.named_parameters()
+        return {n: p for n, p in parameters if p.is_leaf and p.is_floating_point()}
 
     def run(self) -> list[Tensor]:
         """The model's output on the example."""
         with torch.no_grad():
             return self.call(self.model, self.example)
 
+    def forget_gradients(self) -> None:
+        """Free what was kept for ``influences`` of the present weights."""
+        self._recorded = []
+
     def is_unchanged(self) -> bool:
         """Whether the model still gives the output it gave after the last shake."""
         try:
-            now = self.run()
+            return _are_close(self.run(), self.output)
         except ModelError:
             return False
-        return all(
-            a.shape == b.shape and bool(distance(a, b) <= tolerance(b))
-            for a, b in zip(now, self.output, strict=True)
-            if b.numel()
-        )
 
     def least(self) -> float:
         """The smallest change of the output that cannot be mistaken for rounding."""
@@ -171,16 +225,15 @@ class Probe:
         That is, by how much if the entry were twice as large; of these parameters
         (default: all). None if the model has no backward pass here.
         """
-        parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
-        floats = {n: p for n, p in parameters.items() if p.is_floating_point()}
-        for parameter in floats.values():
-            parameter.requires_grad_()
+        floats = self._learnt()
         if names is not None:
             floats = {name: p for name, p in floats.items() if name in names}
             if not floats:
                 return {}
+        if not self._recorded:
+            self._record()
         try:
-            outputs = self.call(self.model, self.example)
+            outputs = self._recorded
             rng = torch.Generator().manual_seed(0)
             total = sum(
                 (out * torch.randn(out.shape, generator=rng).to(out)).sum()
@@ -189,7 +242,9 @@ class Probe:
             )
             if not isinstance(total, Tensor):
                 return None
-            found = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
+            found = torch.autograd.grad(
+                total, list(floats.values()), retain_graph=True, allow_unused=True
+            )
         except Exception:  # the user's own code
             return None
         return {
@@ -206,7 +261,7 @@ class Probe:
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
         for parameter in parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
-        outputs = self.call(self.model, self.example)
+        outputs = self.call(self.model, self.whole_example)
         total = sum(out.sum() for out in outputs if out.requires_grad)
         if not isinstance(total, Tensor):
             return tuple(parameters)
@@ -225,7 +280,7 @@ class Probe:
         for trial in range(4):
             for scale in (1.0, -3.0):
                 seen = _Seen()
-                example = _other_like(self._given, trial, scale)
+                example = _other_like(self.whole_example, trial, scale)
                 try:
                     with torch.no_grad(), self.wide(), seen:
                         call(self.model, example)
@@ -234,6 +289,32 @@ class Probe:
                 if seen.tensors & wanted:
                     return True
         return False
+
+
+def _are_close(now: list[Tensor], before: list[Tensor]) -> bool:
+    """Whether outputs differ by no more than rounding."""
+    return len(now) == len(before) and all(
+        a.shape == b.shape and bool(distance(a, b) <= tolerance(b))
+        for a, b in zip(now, before, strict=True)
+        if b.numel()
+    )
+
+
+def _num_examples(value: Any) -> int:
+    """The length of the first axis of all tensors; 0 if they have none in common."""
+    lengths = {len(t) if t.dim() else 0 for t in flat_tensors(value)}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _first(value: Any, number: int) -> Any:
+    """The same nested value with the first entries of its tensors alone."""
+    if isinstance(value, Tensor):
+        return value[:number]
+    if isinstance(value, dict):
+        return {key: _first(item, number) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_first(item, number) for item in value)
+    return value
 
 
 def _leaves_of(value: Tensor) -> set[int]:

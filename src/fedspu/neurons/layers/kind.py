@@ -70,7 +70,10 @@ class LayerKind:
         return ()
 
     def resize(self, layer: Any, cut: Cut) -> None:
-        """Update the sizes that the layer stores; its tensors were cut already."""
+        """Update the sizes that the layer stores; its tensors were cut already.
+
+        Only the layer's own attributes, lists and dicts may be changed, not objects in them.
+        """
 
 
 KINDS: dict[type, LayerKind] = {}

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -148,7 +149,7 @@ def restored(model: nn.Module) -> Iterator[None]:
     before = []
     for layer in model.modules():
         attributes = dict(vars(layer))
-        held = [v for v in attributes.values() if isinstance(v, dict | list)]
+        held = [v for v in attributes.values() if type(v) in (dict, OrderedDict, list)]
         before.append((layer, type(layer), attributes, [(v, v.copy()) for v in held]))
     try:
         yield

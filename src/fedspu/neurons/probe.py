@@ -25,7 +25,8 @@ POOL = 200_003
 """So many random numbers are drawn for large tensors: a prime, so that rows differ."""
 
 NUM_QUICK = 3
-"""The trials after these are for neurons that are hard to hear: with all examples."""
+"""Trials from this number on are for neurons that are hard to hear: with all examples.
+"""
 
 FEW = 8
 """If at most one in so many places is moved, a tensor is changed and changed back."""
@@ -60,7 +61,7 @@ class Probe:
         self.plain = dict(plain_tensors(self.model))
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
-        self._given = self.example = self._few_examples()
+        self._fewer: Any = None  # examples, once they are known to be independent
         self.is_shaken = False
         self._recorded: list[Tensor] = []  # the output, with its gradients
         self._spare: dict[str, Tensor] = {}  # memory to be used again
@@ -69,28 +70,27 @@ class Probe:
     def _few_examples(self) -> Any:
         """As few examples as prove as much; all of them if they are not independent.
 
-        They are if the first of them alone have the same output as among the others.
-        One of them is enough if its output is more than one number: that has no spread.
+        They are if the first and the last have the same output alone as among all. One
+        is enough if its output is more than one number: a single one has no spread.
         """
-        few = (
-            1 if all(out.numel() > len(out) for out in self.output if out.dim()) else 2
-        )
-        number = _num_examples(self.example)
+        whole, number = self.whole_example, _num_examples(self.whole_example)
+        few = 1 + any(out.dim() == 0 or out.numel() == len(out) for out in self.output)
         if number <= few or number != _num_examples(self.output):
-            return self.example
-        example = _first(self.example, few)
-        try:
-            with torch.no_grad():
-                now = self.call(self.model, example)
-        except ModelError:
-            return self.example
-        is_same = _are_close(now, _first(self.output, few))
-        return example if is_same else self.example
+            return whole
+        for part in (slice(number - few, number), slice(few)):
+            try:
+                with torch.no_grad():
+                    now = self.call(self.model, _part(whole, part))
+            except ModelError:
+                return whole
+            if not _are_close(now, _part(self.output, part)):
+                return whole
+        return _part(whole, part)
 
     def know(self, tables: Mapping[str, Tensor]) -> None:
         """Let values that the model computes of sizes be tried like its tensors."""
         if tables:  # their sizes may be those of the whole example
-            self._given = self.example = self.whole_example
+            self._fewer = self.whole_example
         for name, value in tables.items():
             self.plain[name] = self.tensors[name] = value.clone()
             self._tables.pairs.append((value, self.plain[name]))
@@ -164,11 +164,15 @@ class Probe:
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
 
+        Trial 0 has all examples; the next ones may do with fewer.
+
         Weights are random because a norm that starts at zero would hide a wrong table.
         An output that overflowed proves nothing, so smaller changes are tried as well.
         """
         self.is_shaken = False
-        given = self._given if trial < NUM_QUICK else self.whole_example
+        given = self.whole_example
+        if self._fewer is not None and 0 < trial < NUM_QUICK:
+            given = self._fewer
         for amount in (1.0, 0.1, 0.01):
             for example in (_noise_like(given), given)[trial == 0 :]:
                 _disturb(self.model, self._own, amount)
@@ -179,6 +183,8 @@ class Probe:
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
                     self.is_shaken = True
+                    if self._fewer is None and trial == 0:
+                        self._fewer = self._few_examples()
                     return True
         return False
 
@@ -190,7 +196,7 @@ class Probe:
             self._recorded = self.call(self.model, self.example)
         except ModelError:  # it may write to its own parameters
             self._recorded = self.run()
-        self.output = [out.detach() for out in self._recorded]
+        self.output = [out.detach().clone() for out in self._recorded]
 
     def _learnt(self) -> dict[str, nn.Parameter]:
         """The parameters that can have gradients."""
@@ -306,14 +312,14 @@ def _num_examples(value: Any) -> int:
     return lengths.pop() if len(lengths) == 1 else 0
 
 
-def _first(value: Any, number: int) -> Any:
-    """The same nested value with the first entries of its tensors alone."""
+def _part(value: Any, part: slice) -> Any:
+    """The same nested value with some of the examples alone."""
     if isinstance(value, Tensor):
-        return value[:number]
+        return value[part]
     if isinstance(value, dict):
-        return {key: _first(item, number) for key, item in value.items()}
+        return {key: _part(item, part) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_first(item, number) for item in value)
+        return type(value)(_part(item, part) for item in value)
     return value
 
 

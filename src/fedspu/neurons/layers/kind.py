@@ -72,7 +72,7 @@ class LayerKind:
     def resize(self, layer: Any, cut: Cut) -> None:
         """Update the sizes that the layer stores; its tensors were cut already.
 
-        Only the layer's own attributes, lists and dicts may be changed, not objects in them.
+        It may change the layer's own attributes, lists and dicts, no objects in them.
         """
 
 

@@ -62,7 +62,6 @@ class Probe:
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
         self._fewer: Any = None  # examples, once they are known to be independent
-        self.is_shaken = False
         self._recorded: list[Tensor] = []  # the output, with its gradients
         self._spare: dict[str, Tensor] = {}  # memory to be used again
         self._moved: list[tuple[str, int, Tensor, Tensor]] = []  # to be put back
@@ -169,7 +168,6 @@ class Probe:
         Weights are random because a norm that starts at zero would hide a wrong table.
         An output that overflowed proves nothing, so smaller changes are tried as well.
         """
-        self.is_shaken = False
         given = self.whole_example
         if self._fewer is not None and 0 < trial < NUM_QUICK:
             given = self._fewer
@@ -182,7 +180,6 @@ class Probe:
                 except ModelError:  # the model may not accept random input
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
-                    self.is_shaken = True
                     if self._fewer is None and trial == 0:
                         self._fewer = self._few_examples()
                     return True

@@ -1014,7 +1014,7 @@ class Counted(torch.autograd.Function):
         return gradients[0]
 
 
-def test_a_plain_model_is_proved_in_eighteen_passes_and_three_backward_ones() -> None:
+def test_a_plain_model_is_proved_in_nineteen_passes_and_three_backward_ones() -> None:
     counted: Any = Counted.apply
     model = Fn(
         lambda self, x: self.fc2(counted(F.relu(self.fc1(x)))),
@@ -1023,7 +1023,7 @@ def test_a_plain_model_is_proved_in_eighteen_passes_and_three_backward_ones() ->
     )
     Counted.forwards = Counted.backwards = 0
     quietly_mapped(model, noise(2, 6))
-    assert Counted.forwards <= 18
+    assert Counted.forwards <= 19
     assert Counted.backwards <= 3  # one for each trial
 
 

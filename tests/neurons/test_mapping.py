@@ -1014,16 +1014,16 @@ class Counted(torch.autograd.Function):
         return gradients[0]
 
 
-def test_a_plain_model_is_proved_in_twenty_passes_and_three_backward_ones() -> None:
+def test_a_plain_model_is_proved_in_nineteen_passes_and_three_backward_ones() -> None:
     counted: Any = Counted.apply
     model = Fn(
         lambda self, x: self.fc2(counted(F.relu(self.fc1(x)))),
-        fc1=nn.Linear(6, 8),
-        fc2=nn.Linear(8, 3),
+        fc1=nn.Linear(6, 32),
+        fc2=nn.Linear(32, 3),
     )
     Counted.forwards = Counted.backwards = 0
     quietly_mapped(model, noise(2, 6))
-    assert Counted.forwards <= 20
+    assert Counted.forwards <= 19
     assert Counted.backwards <= 3  # one for each trial
 
 

@@ -24,6 +24,13 @@ from fedspu.neurons.layers import kind_of
 POOL = 200_003
 """So many random numbers are drawn for large tensors: a prime, so that rows differ."""
 
+NUM_QUICK = 3
+"""Trials from this number on are for neurons that are hard to hear: with all examples.
+"""
+
+FEW = 8
+"""If at most one in so many places is moved, a tensor is changed and changed back."""
+
 
 class Probe:
     """A copy of the model in eval mode, and its example; in float64 if that works.
@@ -50,13 +57,39 @@ class Probe:
                 break
             except ModelError:
                 self.is_wide, self.output = False, outputs_of(original)
+        self.whole_example = self.example
         self.plain = dict(plain_tensors(self.model))
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
-        self._given = self.example
+        self._fewer: Any = None  # examples, once they are known to be independent
+        self._recorded: list[Tensor] = []  # the output, with its gradients
+        self._spare: dict[str, Tensor] = {}  # memory to be used again
+        self._moved: list[tuple[str, int, Tensor, Tensor]] = []  # to be put back
+
+    def _few_examples(self) -> Any:
+        """As few examples as prove as much; all of them if they are not independent.
+
+        They are if the first and the last have the same output alone as among all. One
+        is enough if its output is more than one number: a single one has no spread.
+        """
+        whole, number = self.whole_example, _num_examples(self.whole_example)
+        few = 1 + any(out.dim() == 0 or out.numel() == len(out) for out in self.output)
+        if number <= few or number != _num_examples(self.output):
+            return whole
+        for part in (slice(number - few, number), slice(few)):
+            try:
+                with torch.no_grad():
+                    now = self.call(self.model, _part(whole, part))
+            except ModelError:
+                return whole
+            if not _are_close(now, _part(self.output, part)):
+                return whole
+        return _part(whole, part)
 
     def know(self, tables: Mapping[str, Tensor]) -> None:
         """Let values that the model computes of sizes be tried like its tensors."""
+        if tables:  # their sizes may be those of the whole example
+            self._fewer = self.whole_example
         for name, value in tables.items():
             self.plain[name] = self.tensors[name] = value.clone()
             self._tables.pairs.append((value, self.plain[name]))
@@ -84,42 +117,104 @@ class Probe:
             yield
         finally:
             for name, values in own.items():
+                if self.tensors[name].data_ptr() != values.data_ptr():
+                    self._spare[name] = self.tensors[name].data
                 self.tensors[name].data = values
+            for name, dim, where, part in reversed(self._moved):
+                self.tensors[name].data.index_copy_(dim, where, part)
+            self._moved.clear()
+
+    def reorder(self, name: str, sources: Mapping[int, Tensor]) -> None:
+        """While ``trying`` a tensor: put at each place what lay at its source.
+
+        ``sources`` has the source of every place along some axes.
+        """
+        tensor, data = self.tensors[name], self.tensors[name].data
+        sources = {dim: source.to(data.device) for dim, source in sources.items()}
+        moved = {
+            dim: (source != torch.arange(len(source), device=data.device)).nonzero()[
+                :, 0
+            ]
+            for dim, source in sources.items()
+        }
+        # Memory that is new to the process costs more than what is done with it.
+        if isinstance(tensor, nn.Parameter) and all(
+            FEW * len(where) <= data.shape[dim] for dim, where in moved.items()
+        ):
+            for dim, where in moved.items():
+                self._moved.append((name, dim, where, data.index_select(dim, where)))
+                part = data.index_select(dim, sources[dim][where])
+                data.index_copy_(dim, where, part)
+            return
+        *others, last = sources
+        for dim in others:
+            data = data.index_select(dim, sources[dim])
+        spare = self._spare.pop(name, None)
+        tensor.data = torch.index_select(data, last, sources[last], out=spare)
+
+    def blank(self, name: str, places: Mapping[int, Tensor]) -> None:
+        """While ``trying`` a tensor: set it to zero at these places along some axes."""
+        tensor, spare = self.tensors[name], self._spare.pop(name, None)
+        own = tensor.data
+        tensor.data = own.clone() if spare is None else spare.copy_(own)
+        for dim, where in places.items():
+            tensor.data.index_fill_(dim, where.to(own.device), 0)
 
     def shake(self, trial: int) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
 
+        Trial 0 has all examples; the next ones may do with fewer.
+
         Weights are random because a norm that starts at zero would hide a wrong table.
         An output that overflowed proves nothing, so smaller changes are tried as well.
         """
+        given = self.whole_example
+        if self._fewer is not None and 0 < trial < NUM_QUICK:
+            given = self._fewer
         for amount in (1.0, 0.1, 0.01):
-            for example in (_noise_like(self._given), self._given)[trial == 0 :]:
+            for example in (_noise_like(given), given)[trial == 0 :]:
                 _disturb(self.model, self._own, amount)
                 self.example = example
                 try:
-                    self.output = self.run()
+                    self._record()
                 except ModelError:  # the model may not accept random input
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
+                    if self._fewer is None and trial == 0:
+                        self._fewer = self._few_examples()
                     return True
         return False
+
+    def _record(self) -> None:
+        """Run the model for its output, and for gradients if it has any here."""
+        for parameter in self._learnt().values():
+            parameter.requires_grad_()
+        try:
+            self._recorded = self.call(self.model, self.example)
+        except ModelError:  # it may write to its own parameters
+            self._recorded = self.run()
+        self.output = [out.detach().clone() for out in self._recorded]
+
+    def _learnt(self) -> dict[str, nn.Parameter]:
+        """The parameters that can have gradients."""
+        parameters = self.model.named_parameters()
+        return {n: p for n, p in parameters if p.is_leaf and p.is_floating_point()}
 
     def run(self) -> list[Tensor]:
         """The model's output on the example."""
         with torch.no_grad():
             return self.call(self.model, self.example)
 
+    def forget_gradients(self) -> None:
+        """Free what was kept for ``influences`` of the present weights."""
+        self._recorded = []
+
     def is_unchanged(self) -> bool:
         """Whether the model still gives the output it gave after the last shake."""
         try:
-            now = self.run()
+            return _are_close(self.run(), self.output)
         except ModelError:
             return False
-        return all(
-            a.shape == b.shape and bool(distance(a, b) <= tolerance(b))
-            for a, b in zip(now, self.output, strict=True)
-            if b.numel()
-        )
 
     def least(self) -> float:
         """The smallest change of the output that cannot be mistaken for rounding."""
@@ -133,16 +228,15 @@ class Probe:
         That is, by how much if the entry were twice as large; of these parameters
         (default: all). None if the model has no backward pass here.
         """
-        parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
-        floats = {n: p for n, p in parameters.items() if p.is_floating_point()}
-        for parameter in floats.values():
-            parameter.requires_grad_()
+        floats = self._learnt()
         if names is not None:
             floats = {name: p for name, p in floats.items() if name in names}
             if not floats:
                 return {}
+        if not self._recorded:
+            self._record()
         try:
-            outputs = self.call(self.model, self.example)
+            outputs = self._recorded
             rng = torch.Generator().manual_seed(0)
             total = sum(
                 (out * torch.randn(out.shape, generator=rng).to(out)).sum()
@@ -151,7 +245,9 @@ class Probe:
             )
             if not isinstance(total, Tensor):
                 return None
-            found = torch.autograd.grad(total, list(floats.values()), allow_unused=True)
+            found = torch.autograd.grad(
+                total, list(floats.values()), retain_graph=True, allow_unused=True
+            )
         except Exception:  # the user's own code
             return None
         return {
@@ -168,7 +264,7 @@ class Probe:
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
         for parameter in parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
-        outputs = self.call(self.model, self.example)
+        outputs = self.call(self.model, self.whole_example)
         total = sum(out.sum() for out in outputs if out.requires_grad)
         if not isinstance(total, Tensor):
             return tuple(parameters)
@@ -187,7 +283,7 @@ class Probe:
         for trial in range(4):
             for scale in (1.0, -3.0):
                 seen = _Seen()
-                example = _other_like(self._given, trial, scale)
+                example = _other_like(self.whole_example, trial, scale)
                 try:
                     with torch.no_grad(), self.wide(), seen:
                         call(self.model, example)
@@ -196,6 +292,32 @@ class Probe:
                 if seen.tensors & wanted:
                     return True
         return False
+
+
+def _are_close(now: list[Tensor], before: list[Tensor]) -> bool:
+    """Whether outputs differ by no more than rounding."""
+    return len(now) == len(before) and all(
+        a.shape == b.shape and bool(distance(a, b) <= tolerance(b))
+        for a, b in zip(now, before, strict=True)
+        if b.numel()
+    )
+
+
+def _num_examples(value: Any) -> int:
+    """The length of the first axis of all tensors; 0 if they have none in common."""
+    lengths = {len(t) if t.dim() else 0 for t in flat_tensors(value)}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _part(value: Any, part: slice) -> Any:
+    """The same nested value with some of the examples alone."""
+    if isinstance(value, Tensor):
+        return value[part]
+    if isinstance(value, dict):
+        return {key: _part(item, part) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_part(item, part) for item in value)
+    return value
 
 
 def _leaves_of(value: Tensor) -> set[int]:
@@ -309,7 +431,7 @@ def _copy(model: nn.Module) -> nn.Module:
 def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
     norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
     learnt = {id(parameter) for parameter in model.parameters()}
-    pool = torch.randn(POOL, dtype=torch.float64)
+    pool = torch.randn(POOL)
     with torch.no_grad():
         for name, tensor in all_tensors(model):
             own = before[name]
@@ -320,14 +442,16 @@ def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> N
                 continue
             is_flat = own.numel() == max(own.shape, default=1)  # a gain, like (1, c, 1)
             fan_in = 1 if is_flat else own.numel() // len(own)
-            noise = _random_like(own, pool) / max(1, fan_in) ** 0.5
+            noise = _random_like(own, pool, 1 / max(1, fan_in) ** 0.5)
             tensor.copy_(noise if amount == 1 else own * (1 + amount * noise))
 
 
-def _random_like(tensor: Tensor, pool: Tensor) -> Tensor:
+def _random_like(tensor: Tensor, pool: Tensor, scale: float) -> Tensor:
     """Normal numbers; in a large tensor they come again, but in no two equal rows."""
     size = tensor.numel()
     if size < len(pool):
-        return torch.randn_like(tensor)
-    turned = pool.roll(int(torch.randint(len(pool), ())))
-    return turned.repeat(size // len(pool) + 1)[:size].view(tensor.shape).to(tensor)
+        noise = scale * torch.randn(tensor.shape)  # float64 would take ten times longer
+        return noise.to(tensor.device)
+    turned = scale * pool.roll(int(torch.randint(len(pool), ())))
+    noise = turned.repeat(size // len(pool) + 1)[:size].view(tensor.shape)
+    return noise.to(tensor.device)

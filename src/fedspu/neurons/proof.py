@@ -6,7 +6,13 @@ and the exchange of two neighbours on it generate every permutation, so these tw
 are enough. One is not: a wrong table may happen to be symmetric under it.
 """
 
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +30,8 @@ there are more, up to this many. A group that is heard less than twice is not pr
 
 MAX_RUNS_OF_ONE_GROUP = 300
 """The model is run at most this often for a group; then the group is given up."""
+
+T = TypeVar("T")
 
 Orders = dict[str, np.ndarray]
 """Group name -> a new order of its neurons."""
@@ -53,21 +61,47 @@ def prove(
             heard[name] += 1
         cycles = {group.name: _cycle(group.size, rng) for group in left}
         for orders in (cycles, {name: _exchange(c) for name, c in cycles.items()}):
-            if not survives(probe, left, orders):
-                doubtful |= {
-                    g.name: g for g in left if not survives(probe, [g], orders)
-                }
+            survive = partial(survives, probe, orders=orders)
+            failed = failing(sorted(left, key=pattern_of), survive)
+            doubtful |= {group.name: group for group in failed}
+            left = [group for group in left if group.name not in doubtful]
         for group in left:
             if group.size == 2 and not _is_read_in_place(probe, group, readers):
                 doubtful[group.name] = group
-    doubtful |= {group.name: group for group in groups if heard[group.name] < 2}
     aligned = _aligned(probe, [g for g in doubtful.values() if g.size > 2])
+    doubtful |= {group.name: group for group in groups if heard[group.name] < 2}
     right = [
         replace(g, permutable=False, slim=False) if g.name in doubtful else g
         for g in groups
         if g.name not in doubtful or g.name in aligned
     ]
     return right, [g for g in doubtful.values() if g.name not in aligned]
+
+
+def failing(
+    items: list[T], work: Callable[[list[T]], bool], is_sure: bool = False
+) -> list[T]:
+    """Those of some items that do not work; halves that do are not cut further.
+
+    ``is_sure`` says that all of them together are known not to work.
+    """
+    if not items or (not is_sure and work(items)):
+        return []
+    if len(items) == 1:
+        return items
+    half = len(items) // 2
+    first = failing(items[:half], work)
+    return first + failing(items[half:], work, is_sure=not first)
+
+
+def pattern_of(group: NeuronGroup) -> list[tuple[str, int]]:
+    """The group's axes without numbers: alike in all blocks of a model."""
+    return sorted({(without_numbers(axis.tensor), axis.dim) for axis in group.axes})
+
+
+def without_numbers(path: str) -> str:
+    """The path of a tensor or layer without the numbers of blocks."""
+    return re.sub(r"\d+", "", path)
 
 
 def _heard(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
@@ -81,18 +115,21 @@ def _heard(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
         names = [name for name in group.tensors if name in sizes]
         small.update(sorted(names, key=sizes.__getitem__)[:1])
     heard: set[str] = set()
-    for names_asked in (small, None):
+    silent: list[NeuronGroup] = []
+    for is_last in (False, True):
         left = [group for group in groups if group.name not in heard]
-        influences = probe.influences(names_asked) if left else {}
+        asked = {name for group in left for name in group.tensors} if is_last else small
+        influences = probe.influences(asked) if left else {}
         for group in left:
             now = _heard_neurons(probe, group, influences)
-            is_heard = 4 * int(now.sum()) >= group.size
-            if names_asked is None and not bool(now.any()):
-                # Gradients do not tell all: a value may be rounded.
-                is_heard = _moves_the_output(probe, group)
-            if is_heard:
+            if 4 * int(now.sum()) >= group.size:
                 heard.add(group.name)
-    return heard
+            elif is_last and not bool(now.any()):
+                silent.append(group)
+    probe.forget_gradients()
+    # Gradients do not tell all: a value may be rounded.
+    moving = failing(silent, lambda some: not _move_the_output(probe, some))
+    return heard | {group.name for group in moving}
 
 
 def _heard_neurons(
@@ -111,12 +148,14 @@ def _heard_neurons(
     return is_heard
 
 
-def _moves_the_output(probe: Probe, group: NeuronGroup) -> bool:
+def _move_the_output(probe: Probe, groups: list[NeuronGroup]) -> bool:
     """Whether the output changes if neurons are reordered along all axes but one."""
-    order = np.roll(np.arange(group.size), 1)
-    with probe.trying(group.tensors):
-        for axis in group.axes[:-1]:
-            _reorder(probe, axis, order)
+    moves = [
+        (axis, np.roll(np.arange(group.size), 1))
+        for group in groups
+        for axis in group.axes[:-1]
+    ]
+    with _reordered(probe, moves):
         return not probe.is_unchanged()
 
 
@@ -143,19 +182,24 @@ def _swapped(size: int, pairs: list[tuple[int, int]]) -> np.ndarray:
 
 def survives(probe: Probe, groups: list[NeuronGroup], orders: Orders) -> bool:
     """Whether the output stays the same with the groups' neurons in another order."""
-    with probe.trying(name for group in groups for name in group.tensors):
-        for group in groups:
-            for axis in group.axes:
-                _reorder(probe, axis, orders[group.name])
+    moves = [(axis, orders[group.name]) for group in groups for axis in group.axes]
+    with _reordered(probe, moves):
         return probe.is_unchanged()
 
 
-def _reorder(probe: Probe, axis: Axis, order: np.ndarray) -> None:
-    """Put neurons into another order along one axis."""
-    tensor, rows = probe.tensors[axis.tensor], axis.positions(len(order))
-    index = torch.arange(tensor.shape[axis.dim])
-    index[rows.flatten()] = rows[torch.from_numpy(order)].flatten()
-    tensor.data = tensor.data.index_select(axis.dim, index.to(tensor.device))
+@contextmanager
+def _reordered(probe: Probe, moves: list[tuple[Axis, np.ndarray]]) -> Iterator[None]:
+    """Inside, neurons are in another order along these axes."""
+    sources: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    for axis, order in moves:
+        along, rows = sources[axis.tensor], axis.positions(len(order))
+        if axis.dim not in along:
+            along[axis.dim] = torch.arange(probe.tensors[axis.tensor].shape[axis.dim])
+        along[axis.dim][rows.flatten()] = rows[torch.from_numpy(order)].flatten()
+    with probe.trying(sources):
+        for name, along in sources.items():
+            probe.reorder(name, along)
+        yield
 
 
 def _is_read_in_place(
@@ -216,12 +260,18 @@ class _Neighbours:
         """Whether every neuron has such a neighbour."""
         size = self.group.size
         pairs = [(j, j + 1) for j in range(0, size - 1, 2)]
-        return self._all(pairs) and (size % 2 == 0 or self._one(size - 1))
+        if self._may_swap(pairs):
+            return size % 2 == 0 or self._one(size - 1)
+        # Mostly it is the same with all neurons, so one of them is asked first.
+        if not self._one(int(self.rng.integers(size))):
+            return False
+        return self._halves(pairs) and (size % 2 == 0 or self._one(size - 1))
 
     def _all(self, pairs: list[tuple[int, int]]) -> bool:
         """Whether each pair may change places, or both of it with other neighbours."""
-        if self._may_swap(pairs):
-            return True
+        return self._may_swap(pairs) or self._halves(pairs)
+
+    def _halves(self, pairs: list[tuple[int, int]]) -> bool:
         if len(pairs) == 1:
             return self._one(pairs[0][0]) and self._one(pairs[0][1])
         half = len(pairs) // 2

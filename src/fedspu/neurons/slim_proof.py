@@ -5,19 +5,20 @@ their entries are zero, and norms, means and the like do not count them. A copy 
 because the model has the number of its neurons written down somewhere.
 """
 
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedspu.errors import ModelError
-from fedspu.neurons.calls import Operations, copy_model, without_shortcuts
-from fedspu.neurons.probe import Probe, distance, tolerance
+from fedspu.neurons.calls import Operations, restored, without_shortcuts
+from fedspu.neurons.probe import NUM_QUICK, Probe, distance, tolerance
+from fedspu.neurons.proof import failing, pattern_of, without_numbers
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
 from fedspu.neurons.tracing.rules.rule import argument, axes_of, name_of
@@ -26,13 +27,15 @@ from fedspu.neurons.tracing.rules.rule import argument, axes_of, name_of
 def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     """The same table, with ``slim`` False for the groups that cannot be sliced."""
     candidates = [group for group in table.groups if group.slim and group.size > 1]
-    if not probe.shake(1):
+    # With all examples: of few, a channel may be zero although it is not absent.
+    if not probe.shake(NUM_QUICK):
         stuck = {group.name for group in candidates}
     elif _slims(probe, table, candidates):
         return table
     else:
         stuck = set()
-        for alike in _alike(candidates):
+        work = partial(_slim_together, probe, table)
+        for alike in failing(_alike(candidates), work, is_sure=True):
             failed = _stuck(probe, table, alike)
             counted = _counted(probe, table, [g for g in alike if g.name in failed])
             table = _with(table, counted)
@@ -50,25 +53,35 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     )
 
 
-def _alike(groups: list[NeuronGroup]) -> Iterable[list[NeuronGroup]]:
+def _alike(groups: list[NeuronGroup]) -> list[list[NeuronGroup]]:
     """Groups that differ only in the numbers in their names: the blocks of a model."""
     found: dict[Any, list[NeuronGroup]] = defaultdict(list)
     for group in groups:
-        axes = sorted({(_unnumbered(a.tensor), a.dim) for a in group.axes})
-        found[tuple(axes)].append(group)
-    return found.values()
+        found[tuple(pattern_of(group))].append(group)
+    return list(found.values())
 
 
-def _stuck(probe: Probe, table: Neurons, alike: list[NeuronGroup]) -> set[str]:
-    """Those of some groups that cannot be sliced; alike groups mostly fail together."""
-    if _slims(probe, table, alike):
+def _slim_together(
+    probe: Probe, table: Neurons, classes: list[list[NeuronGroup]]
+) -> bool:
+    return _slims(probe, table, [group for alike in classes for group in alike])
+
+
+def _stuck(
+    probe: Probe, table: Neurons, alike: list[NeuronGroup], is_sure: bool = True
+) -> set[str]:
+    """Those of some groups that cannot be sliced; alike groups mostly fail together.
+
+    ``is_sure`` says that all of them together cannot be.
+    """
+    if not is_sure and _slims(probe, table, alike):
         return set()
     first, rest = alike[0], alike[1:]
     if not rest or not _slims(probe, table, [first]):
         return {group.name for group in alike}
     half = len(rest) // 2
     parts = [part for part in (rest[:half], rest[half:]) if part]
-    return set().union(*(_stuck(probe, table, part) for part in parts))
+    return set().union(*(_stuck(probe, table, part, False) for part in parts))
 
 
 # Numbers of neurons that a model stores -----------------------------------------------
@@ -108,16 +121,14 @@ def _stored(probe: Probe, group: NeuronGroup) -> dict[str, str]:
         return {}
     sizes = {group.size} | {group.size * axis.repeat for axis in group.axes}
     return {
-        f"{_unnumbered(path.removeprefix(prefix))}.{key}": f"{path}.{key}".lstrip(".")
+        f"{without_numbers(path.removeprefix(prefix))}.{key}": f"{path}.{key}".lstrip(
+            "."
+        )
         for path, layer in layers.items()
         if not type(layer).__module__.startswith("torch.")
         for key, value in vars(layer).items()
         if type(value) is int and value in sizes
     }
-
-
-def _unnumbered(path: str) -> str:
-    return re.sub(r"\d+", "", path)
 
 
 def _with(table: Neurons, changed: list[NeuronGroup]) -> Neurons:
@@ -157,9 +168,9 @@ def _is_slim_right(probe: Probe, table: Neurons, active: Active) -> bool:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            slim = copy_model(probe.model, shares_tensors=True)
-            slim = cut_model(slim, table, slimmable(table, active))
-            outputs = probe.call(slim, probe.example)
+            with restored(probe.model):
+                cut_model(probe.model, table, slimmable(table, active))
+                outputs = probe.run()
             if [out.shape for out in outputs] != [out.shape for out in probe.output]:
                 return False
             wanted = _output_without(probe, table, active)
@@ -186,12 +197,14 @@ def _output_without(probe: Probe, table: Neurons, active: Active) -> list[Tensor
     ]
     with probe.trying(probe.tensors):
         for name, tensor in probe.tensors.items():
+            places = {}
             for dim, size in enumerate(tensor.shape):
                 kept = table.active_along(active, name, dim, size)
                 if kept is not None and len(kept) < size:
                     absent.append(_others(size, kept))
-                    where = absent[-1].nonzero().flatten().to(tensor.device)
-                    tensor.data = tensor.data.index_fill(dim, where, 0)
+                    places[dim] = absent[-1].nonzero().flatten()
+            if places:
+                probe.blank(name, places)
         with without_shortcuts(), Without(absent):
             return probe.run()
 

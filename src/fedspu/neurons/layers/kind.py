@@ -70,7 +70,10 @@ class LayerKind:
         return ()
 
     def resize(self, layer: Any, cut: Cut) -> None:
-        """Update the sizes that the layer stores; its tensors were cut already."""
+        """Update the sizes that the layer stores; its tensors were cut already.
+
+        It may change the layer's own attributes, lists and dicts, no objects in them.
+        """
 
 
 KINDS: dict[type, LayerKind] = {}

@@ -81,7 +81,7 @@ class _Trace:
     """Passes through a copy of a model, until no more neurons are found to be one."""
 
     def __init__(self, probe: Probe) -> None:
-        self.example = probe.example
+        self.example = probe.whole_example
         self.model = copy_model(probe.model)
         self.wide = probe.wide
         self.tensors = {
@@ -225,7 +225,8 @@ class _Trace:
 
     def _readers(self, now: Follower) -> set[tuple[str, int]]:
         """The axes of weights along which neurons are read."""
-        read = {int(label) for slot in now.readers for label in slot.reshape(-1)}
+        slots = [slot.reshape(-1) for slot in now.readers]
+        read = set(torch.cat(slots).tolist()) if slots else set()
         found = {
             (name, dim)
             for name, tensor in self.tensors.items()

@@ -32,8 +32,9 @@ def play(out: Path | None = None, **given: Any) -> fedspu.Run:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a compiler."""
-    for place in ("library", "models", "network"):
-        module = f"fedspu.partial.chain.native.{place}.find"
+    native = "fedspu.partial.chain.native"
+    for place in ("fedspu.compiled.library", f"{native}.models", f"{native}.network"):
+        module = f"{place}.find"
         monkeypatch.setattr(module, lambda: Found(None, "no C++ compiler was found"))
     for place in ("chain.autograd", "clamped_norms"):
         monkeypatch.setattr(

@@ -49,14 +49,19 @@ class Found:
 def find() -> Found:
     """The library of this process: loaded at most once; says so if there is none."""
     found = _find()
-    if found.library is None and os.environ.get("FEDSPU_NATIVE") != "0":
+    if found.library is not None:
+        _LOADED.append(found.library)
+    elif os.environ.get("FEDSPU_NATIVE") != "0":
         _say(f"small networks will run by PyTorch, more slowly: {found.how}")
     return found
 
 
 def loaded() -> ctypes.CDLL | None:
     """The library if this process has it already: nothing is compiled for this."""
-    return find().library if find.cache_info().currsize else None
+    return _LOADED[0] if _LOADED else None
+
+
+_LOADED: list[ctypes.CDLL] = []
 
 
 def _find() -> Found:

@@ -274,7 +274,7 @@ NAN[2, 1] = np.nan
         ({"images": GREY, "y": LABELS}, "holds images, y; expected .* x .* and y"),
         ({}, "holds nothing; expected .* x .* and y"),
         ({"x": np.array([None] * 4), "y": LABELS}, "cannot be read .*Object arrays"),
-        ({"x": np.full((4, 2), "a"), "y": LABELS}, "x holds <U1; expected"),
+        ({"x": np.full((4, 2), "a"), "y": LABELS}, "x holds text; expected"),
         ({"x": np.full((4, 2), True), "y": LABELS}, "x holds bool; expected"),
         ({"x": np.zeros(4), "y": LABELS}, r"x has shape \(4,\); expected one row"),
         ({"x": GREY, "y": LABELS / 2}, "y holds float64; expected integers"),

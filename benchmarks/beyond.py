@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
+from benchmarks import guided
 from benchmarks.reproduction.playing import Folders, Part, collect, play, read
 from fedspu.reports.intervals import half_interval
 from fedspu.reproduce.printed import ALPHAS, DATASETS, Dataset
@@ -122,11 +123,41 @@ def cost_table(results: Sequence[Result]) -> PaperTable:
     )
 
 
+def guided_table(results: Sequence[Result]) -> PaperTable:
+    """Other choices of the neurons to train, beside a random one."""
+    found = [r for r in results if r.method == OURS and r.dataset == "cifar10"]
+    found += read(guided.FOLDERS)
+    rows = []
+    for method in dict.fromkeys(r.method for r in found):
+        cells = [
+            shown([r.summary[score] * 100 for r in found if _is(r, method, alpha)])
+            for alpha in guided.ALPHAS
+            for score in ("personal_accuracy", "global_accuracy")
+        ]
+        name = method.rpartition(":")[2]
+        rows.append(("`random`" if method == OURS else f"`{name}`", *cells))
+    heads = [
+        f"{whose}, alpha {alpha:g}"
+        for alpha in guided.ALPHAS
+        for whose in ("personal", "server's")
+    ]
+    return PaperTable(
+        "Which neurons to train: accuracy in %",
+        ("", *heads),
+        tuple(rows),
+        (f"CIFAR-10, {ROUNDS} rounds, seed 0; all else as in fedspu-plus.",),
+    )
+
+
+def _is(result: Result, method: str, alpha: float) -> bool:
+    return (result.method, result.alpha, result.seed) == (method, alpha, 0)
+
+
 def page(results: Sequence[Result]) -> str:
     """The whole page."""
     tables = [gap_table(results)]
     tables += [score_table(results, dataset) for dataset in DATASETS]
-    tables.append(cost_table(results))
+    tables += [guided_table(results), cost_table(results)]
     head = PAGE.read_text(encoding="utf-8").partition(MARK)[0].rstrip()
     made = [markdown(table) for table in tables if table.rows]
     return "\n".join([head, "", MARK, "", *made])

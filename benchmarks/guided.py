@@ -4,8 +4,9 @@
     python -m benchmarks.guided collect FOLDER      # finished runs, into results/
 
 Each method here is ``fedspu-plus`` but for which neurons a client trains, a share p of
-every layer as ever. docs/beyond.md has the results. ``gradient`` is not at equal cost:
-it needs a full step for its choice, and is here to show what knowing more would bring.
+every layer as ever. ``benchmarks.beyond page`` puts the results into docs/beyond.md.
+``gradient`` is not at equal cost: it needs a full step for its choice, and is here to
+show what knowing more would bring.
 """
 
 import sys
@@ -162,10 +163,11 @@ gradient = _method("gradient", steepest)
 # Playing ------------------------------------------------------------------------------
 
 NAMES = ("rolling", "oldest", "moving", "far", "gradient")
+ALPHAS = (0.1, 1.0)
 FOLDERS: Folders = {"guided-cifar10": ("cifar10", False)}
 PARTS = tuple(
     Part("guided-cifar10", (f"benchmarks.guided:{name}",), alphas=(alpha,))
-    for alpha in (0.1, 1.0)
+    for alpha in ALPHAS
     for name in NAMES
 )
 ROUNDS = 200

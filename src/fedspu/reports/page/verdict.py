@@ -57,7 +57,7 @@ def sentences(case: Case) -> Iterator[str]:
     if even:
         listed = [f"{row.method} ({_gap(case, row)} behind)" for row in even]
         yield (
-            f"Not to be told from {best.method} with {case.num_seeds} seeds: "
+            f"No clear difference from {best.method} with {case.num_seeds} seeds: "
             f"{_and(listed)}. More seeds might tell."
         )
     if case.num_seeds < 2 and len(case.rows) > 1:
@@ -89,7 +89,7 @@ def _server(case: Case, best: Row) -> Iterator[str]:
     elif far < ours.half + theirs.half:
         yield (
             f"The server's single model has {score} on the same examples: with "
-            f"{case.num_seeds} seeds, not to be told from clients' own models."
+            f"{case.num_seeds} seeds, no clear difference from clients' own models."
         )
     elif is_better:
         yield (

@@ -49,3 +49,36 @@ def test_a_process_ends_when_its_parent_is_killed() -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it outlives its parent")
+
+
+INTERRUPTED = """
+import multiprocessing, os, signal, time
+from fedspu.lifetimes import leave_interrupts_to_parent, starting_a_process
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+
+def child():
+    os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C comes at once, too soon to be ignored
+    leave_interrupts_to_parent()
+    os.kill(os.getpid(), signal.SIGINT)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=child)
+    with starting_a_process():
+        process.start()
+    process.join()
+    print(process.exitcode)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_ctrl_c_right_after_a_fork_is_the_parents() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True
+    )
+    assert done.stdout == "0\ninterrupted\n"
+    assert "Traceback" not in done.stderr

@@ -10,8 +10,6 @@ client is asked once more.
 import multiprocessing
 import os
 import pickle
-import signal
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from mmap import mmap
@@ -51,7 +49,11 @@ from fedspu.federation.messages import (
     unpack_state,
 )
 from fedspu.federation.plan import Plan
-from fedspu.lifetimes import end_with_parent
+from fedspu.lifetimes import (
+    end_with_parent,
+    leave_interrupts_to_parent,
+    starting_a_process,
+)
 from fedspu.neurons.table import State
 
 
@@ -78,8 +80,7 @@ class Worker:
             ),
             daemon=True,
         )
-        with warnings.catch_warnings():  # Python 3.12 warns of threads at a fork
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with starting_a_process():
             self.process.start()
         theirs.close()
 
@@ -231,7 +232,7 @@ def _serve(
     parent: int,
 ) -> None:
     """Do jobs until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles interrupts
+    leave_interrupts_to_parent()
     end_with_parent(parent)
     theirs.close()
     torch.set_num_threads(1)

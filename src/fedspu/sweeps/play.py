@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import pickle
-import signal
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,11 @@ from fedspu.federation.storage.finding import check_is_run
 from fedspu.federation.storage.own_files import is_free
 from fedspu.federation.storage.saved_index import saved_rounds
 from fedspu.federation.storage.saved_run import SavedRun, last_whole
-from fedspu.lifetimes import end_with_parent
+from fedspu.lifetimes import (
+    end_with_parent,
+    leave_interrupts_to_parent,
+    starting_a_process,
+)
 from fedspu.runs import resume, simulate
 from fedspu.settings import SAME_BITS, Settings
 from fedspu.settings_text import flatten
@@ -184,8 +187,7 @@ def _start(
     process = context.Process(
         target=_serve, args=(theirs, run, given, workers, os.getpid())
     )
-    with warnings.catch_warnings():  # Python 3.12 warns of threads at a fork
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with starting_a_process():
         process.start()
     theirs.close()
     return pipe, process
@@ -213,7 +215,7 @@ def _serve(
     pipe: Connection, run: Planned, given: Mapping[str, Any], workers: int, parent: int
 ) -> None:
     """In a process of its own: play one run, and tell what became of it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles interrupts
+    leave_interrupts_to_parent()
     end_with_parent(parent)
     summary, failed = None, None
     with warnings.catch_warnings(record=True) as remarks:

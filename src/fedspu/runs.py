@@ -421,8 +421,8 @@ def _play(
     saying = folder.saying_what_is_saved() if folder else nullcontext()
     with one_thread(), saying, engine_for(plan, examples, shelf) as engine:
         clock = Clock(engine.facts.num_workers)
-        trained = [folder.prepare_save] if folder else []
-        for played in play(plan, engine, federation, scores, *trained):
+        trained = folder.prepare_save if folder else None
+        for played in play(plan, engine, federation, scores, trained):
             lines = record_round(plan, played, clock.round(played))
             rounds += lines["rounds.jsonl"]
             times += lines["times.jsonl"]

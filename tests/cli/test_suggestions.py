@@ -1,6 +1,5 @@
 """What was probably meant is suggested, by what is there."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -81,8 +80,7 @@ def test_a_model_whose_code_has_changed_is_not_exported(
     file.write_text(file.read_text().replace("nn.Linear(16, 3)", "nn.Linear(16, 10)"))
     sys.modules.pop(nets)
     error = command("export", "mine", 0, "--trust").error
-    shapes = r"has shape \(10,( 16)?\) in the model and \(3,( 16)?\) in the state; "
-    assert re.search(shapes + "expected", error)
+    assert "has shape (10,) in the model and (3,) in the state; expected" in error
     assert "use the code of that time" in error
 
 

@@ -241,7 +241,7 @@ def play(
     engine: Engine,
     federation: Federation,
     known: Scores,
-    trained: Callable[[Round], None] = lambda played: None,
+    trained: Callable[[Round], None] | None = None,
 ) -> Iterator[Round]:
     """Play the rounds that are left; end early once every client has stopped.
 
@@ -255,7 +255,8 @@ def play(
     judging = perf_counter() - began  # what is judged before a round counts to it
     while not is_over(federation, plan):
         played = play_round(federation, plan, engine)
-        trained(played)
+        if trained:
+            trained(played)
         played = _judged(plan, engine, replace(played, unjudged=first.unjudged), known)
         played.seconds["judging"] += judging
         first, judging = Judging({}), 0.0

@@ -103,7 +103,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         )
     own = dict(named_tensors(model))
     with torch.no_grad():
-        for name, values in state.items():
+        for name, values in sorted(state.items()):  # a file has them in any order
             if name not in own:
                 raise ModelError(f"the model has no tensor named {name}{CHANGED}")
             if own[name].shape != values.shape:

@@ -160,6 +160,9 @@ def _settings(dataset: Dataset, data: Path) -> dict[str, Any]:
         **settings_of(dataset, file and f"arrays:{(data / file).absolute()}"),
         "data.dir": data.absolute(),
         "rounds": ROUNDS[dataset],
+        # Only the last judgement is kept; those on the way would cost a tenth of a run,
+        # and half of one with fine-tuning.
+        "judge.every": ROUNDS[dataset],
     }
 
 

@@ -24,8 +24,9 @@ from tests.engines.fresh import FreshEngine
 from tests.engines.ray_cluster import hide_folder
 from tests.oracles.federation import bits, mlp, play_all, prepared_for, same_bits
 
-METHODS = ("fedspu", "hermes", "feddrop", "ditto", "apfl")
-"""Random neurons, chosen ones, slim models, a second model, memory besides."""
+METHODS = ("fedspu", "fedspu-plus", "hermes", "feddrop", "ditto", "apfl")
+"""Random neurons, a last turn for everyone, chosen neurons, slim models, a second
+model, memory besides."""
 
 
 @dataclass
@@ -169,7 +170,7 @@ def test_what_the_engines_play_shows_something(method: str) -> None:
     """A client takes part twice, the one that is judged takes part, the model moves."""
     found, plan = expected(method), ready_for(method).plan
     cohorts = [set(rounds[0]["clients"]) for rounds, _ in found.records]
-    assert len(cohorts) == 2
+    assert len(cohorts) == 2 + plan.finishes
     assert cohorts[0] & cohorts[1]
     assert set(plan.judged_clients) <= cohorts[0] | cohorts[1]
     assert found.global_model != bits_of(plan.initial)

@@ -25,8 +25,8 @@ from tests.flower.fleet import NAMES, SETTINGS, House
 from tests.flower.grid import Nodes
 from tests.oracles.federation import same_bits
 
-METHODS = ("fedspu", "feddrop", "ditto")
-"""Random neurons, slim models, memory besides."""
+METHODS = ("fedspu", "fedspu-plus", "feddrop", "ditto")
+"""Random neurons, a last turn for everyone, slim models, memory besides."""
 
 
 def records(path: Path) -> list[Any]:

@@ -662,3 +662,22 @@ def test_a_simulation_with_too_many_nodes_says_so(
     server.run()
     assert len(server.names) == 3
     assert "give num-supernodes the same number" in caplog.text
+
+
+def test_a_device_that_is_away_at_the_end_keeps_the_model_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With method.finish every device has a last turn; one of them misses it."""
+    given = {"method.name": "fedspu-plus", "early_stopping.on": False}
+    house = House(tmp_path, given)
+    house.start(0, 1, 2)
+
+    def watch(plan: Plan, played: Round) -> None:
+        if played.federation.round == 3:
+            house.stop(1)
+
+    last = house.serve(watch).last.federation
+    assert last.is_finished
+    assert {client: t for client, t in last.last.items() if t == 4} == {0: 4, 2: 4}
+    assert "last models: 2 devices" in caplog.text
+    assert "without hall (it is not connected)" in caplog.text

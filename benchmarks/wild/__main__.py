@@ -1,6 +1,7 @@
 """Map other people's models and hold each to the laws: one table by family.
 
-    python -m benchmarks.wild [PART OF A NAME ...] [--limit SECONDS] [--json FILE]
+    python -m benchmarks.wild [PART OF A NAME ...] [--exactly] [--limit SECONDS]
+        [--json FILE]
 
 Needs the libraries of the extra ``wild``; families whose library is missing are left
 out. Every model is mapped and trained in a process of its own, in float64, on one
@@ -251,6 +252,7 @@ def main() -> None:
     """Examine the chosen models and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--exactly", action="store_true", help="names, not parts")
     parser.add_argument("--limit", type=int, default=60, help="CPU seconds per model")
     parser.add_argument("--json", help="write every result to this file")
     given = parser.parse_args()
@@ -260,7 +262,11 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     missing = set()
     for name in MODELS:
-        if given.names and not any(part in name for part in given.names):
+        if given.exactly:
+            is_wanted = name in given.names
+        else:
+            is_wanted = not given.names or any(part in name for part in given.names)
+        if not is_wanted:
             continue
         library = LIBRARIES[name.split("/")[0]]
         try:

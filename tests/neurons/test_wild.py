@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 MODELS = {
     "hf-text": ("bert", "roberta", "distilbert", "albert", "electra", "t5", "bart"),
     "hf-causal": ("gpt2", "gpt_neox", "opt", "llama", "qwen3", "gemma2", "phi3"),
-    "hf-vision": ("vit", "regnet", "resnet", "poolformer"),
+    "hf-vision": ("vit", "swin", "resnet", "poolformer"),
     "hf-audio": ("wav2vec2", "whisper"),
 }
 """Twenty models of the library that dev environments have; each is mapped quickly."""

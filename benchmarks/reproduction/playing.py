@@ -96,7 +96,7 @@ def play(
                 alphas = tuple(a for a in part.alphas if (method, a, seed) not in have)
                 if alphas:
                     wanted.setdefault((seed, alphas), []).append(method)
-        settings = _settings(dataset, data) | {"early_stopping.on": with_stopping}
+        settings = paper_settings(dataset, data) | {"early_stopping.on": with_stopping}
         settings |= changes or {}
         for (seed, missing), methods in wanted.items():
             compare(
@@ -113,7 +113,7 @@ def measure_times(folder: Path, data: Path) -> None:
     """Play a few rounds of the six methods in turn, for their CPU times."""
     found = []
     for dataset in get_args(Dataset):
-        settings = _settings(dataset, data) | {"rounds": 20, "workers": 1}
+        settings = paper_settings(dataset, data) | {"rounds": 20, "workers": 1}
         out = folder / f"times-{dataset}"
         compare(
             SIX, settings, out=out, seeds=[0], vary={"data.alpha": [0.5]}, parallel=1
@@ -153,8 +153,8 @@ def _write(file: Path, results: Sequence[Result]) -> None:
     file.write_text(f"[\n{text}\n]\n", encoding="utf-8")
 
 
-def _settings(dataset: Dataset, data: Path) -> dict[str, Any]:
-    """The paper's settings."""
+def paper_settings(dataset: Dataset, data: Path) -> dict[str, Any]:
+    """The paper's settings, for models that are judged once, at the end."""
     file = FILES.get(dataset)
     return {
         **settings_of(dataset, file and f"arrays:{(data / file).absolute()}"),

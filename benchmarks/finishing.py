@@ -15,7 +15,7 @@ for every epoch. A step costs the same.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -33,7 +33,7 @@ from fedspu.training.epochs import LocalTraining, train
 from fedspu.training.evaluation import evaluate_each
 
 Draw = Literal["once", "anew"]
-RATES = (10.0, 3.0, 1.0, 0.3)
+RATES = (10.0, 5.0, 3.0, 1.7, 1.0, 0.3)
 """Learning rates, as shares of train.lr."""
 
 LENGTHS = (0, 5, 10, 20)
@@ -106,48 +106,37 @@ def _prepare(
 
 # What clients have, if they choose by validation examples -----------------------------
 
-Candidates = Callable[[Tried], bool]
-
-SETS: dict[str, Candidates] = {
-    "as it came": lambda t: t.epochs == 0,
-    "1 and .3, 5 and 10 epochs (as built)": lambda t: (
-        t.draw == "once" and t.rate in (1, 0.3) and t.epochs in (0, 5, 10)
-    ),
-    "the same, drawn anew": lambda t: (
-        t.draw == "anew" and t.rate in (1, 0.3) and t.epochs in (0, 5, 10)
-    ),
-    "1 and .3, to 20 epochs": lambda t: t.draw == "once" and t.rate in (1, 0.3),
-    "3 and 1, 5 and 10 epochs": lambda t: (
-        t.draw == "once" and t.rate in (3, 1) and t.epochs in (0, 5, 10)
-    ),
-    "3 and 1, 5 and 10 epochs, anew": lambda t: (
-        t.draw == "anew" and t.rate in (3, 1) and t.epochs in (0, 5, 10)
-    ),
-    "10 to .3, 5 and 10 epochs": lambda t: t.draw == "once" and t.epochs in (0, 5, 10),
-    "10 to .3, 5 and 10 epochs, anew": lambda t: (
-        t.draw == "anew" and t.epochs in (0, 5, 10)
-    ),
-    "10 to .3, to 20 epochs": lambda t: t.draw == "once",
-    "10 to .3, to 20 epochs, anew": lambda t: t.draw == "anew",
+Rates = tuple[float, ...]
+SETS: dict[str, tuple[Draw, Rates, tuple[int, ...]]] = {
+    "as it came": ("once", RATES, (0,)),
     **{
-        f"{draw}, {rate:g}, {epochs} epochs": (
-            lambda t, d=draw, r=rate, e=epochs: (t.draw, t.rate, t.epochs) == (d, r, e)
+        f"{' '.join(f'{rate:g}' for rate in rates)}; to {lengths[-1]} epochs; {draw}": (
+            draw,
+            rates,
+            lengths,
         )
+        for rates in ((1, 0.3), (3, 1), (3, 1, 0.3), (10, 3, 1, 0.3), RATES[1:])
+        for lengths in (LENGTHS[:-1], LENGTHS)
         for draw in get_args(Draw)
+    },
+    **{
+        f"{rate:g}; {epochs} epochs; {draw}": (draw, (rate,), (epochs,))
         for rate in RATES
         for epochs in LENGTHS[1:]
+        for draw in get_args(Draw)
     },
 }
+"""Sets of candidates, by name: how neurons are drawn, learning rates, epochs."""
 
 
-def chosen(tried: Sequence[Tried], candidates: Candidates) -> dict[int, Tried]:
-    """What each client would keep; with all its neurons, it draws only once."""
+def chosen(
+    tried: Sequence[Tried], draw: Draw, rates: Rates, lengths: tuple[int, ...]
+) -> dict[int, Tried]:
+    """What each client would keep; one that trains all neurons draws only once."""
     best: dict[int, Tried] = {}
     for t in tried:
-        is_candidate = candidates(t) or (
-            t.capacity == 1 and candidates(replace(t, draw="anew"))
-        )
-        if is_candidate:
+        is_candidate = t.rate in rates and t.epochs in lengths
+        if is_candidate and (t.draw == draw or t.capacity == 1):
             known = best.get(t.client)
             if known is None or (t.val, -t.val_loss) > (known.val, -known.val_loss):
                 best[t.client] = t
@@ -162,7 +151,9 @@ def table(tried: Sequence[Tried]) -> str:
         capacities = sorted({t.capacity for t in of_run})
         lines += [f"\n{run}", f"{'':38} {'val':>5} {'test':>5}  by capacity"]
         for name, candidates in SETS.items():
-            kept = chosen(of_run, candidates).values()
+            kept = chosen(of_run, *candidates).values()
+            if not kept:
+                continue
             by_capacity = (
                 100 * mean(t.test for t in kept if t.capacity == c) for c in capacities
             )

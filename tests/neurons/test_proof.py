@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from fedspu import Axis, NeuronGroup
 from fedspu.neurons.calls import restored, undisturbed
 from fedspu.neurons.probe import Probe
-from fedspu.neurons.proof import failing, prove
+from fedspu.neurons.proof import prove
+from fedspu.neurons.search import failing
 from tests.oracles.models import Fn
 from tests.oracles.zoo import noise
 

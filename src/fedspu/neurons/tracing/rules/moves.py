@@ -38,9 +38,11 @@ def _moved(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     outs = list(tensors_in(out))
     own = now.of(x).slots
     results: list[Slots] = [[] for _ in outs]
+    all_moved = []
     for slot in own:
         labels = slot.expand(x.shape)
         moved = list(tensors_in(_plain(func)(labels, *args[1:], **kwargs)))
+        all_moved.append(moved)
         for found, result in zip(results, moved, strict=True):
             found.append(result)
     overlapped = {
@@ -48,8 +50,12 @@ def _moved(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     }
     raws: list[Slots] = [[] for _ in outs]
     for slot in now.of(x).raw:
-        moved = list(
-            tensors_in(_plain(func)(slot.expand(x.shape), *args[1:], **kwargs))
+        same = [m for s, m in zip(own, all_moved, strict=True) if torch.equal(s, slot)]
+        labels = slot.expand(x.shape)
+        moved = (
+            same[0]
+            if same
+            else list(tensors_in(_plain(func)(labels, *args[1:], **kwargs)))
         )
         for raw, result in zip(raws, moved, strict=True):
             raw.append(_narrowed(result))
@@ -107,7 +113,8 @@ def _apart(now: Follower, slots: Slots, overlapped: set[tuple[int, int]]) -> Slo
             number = now.classes.num_members()
             counts = [int(number[s[s >= 0].unique()].sum()) for s in (one, two)]
             weaker = a if counts[0] < counts[1] else b
-            now.tie(slots[weaker], range(slots[weaker].dim()))
+            small = one if weaker == a else two  # of the same neurons as the slot
+            now.tie(small, range(small.dim()))
             tidied[weaker] = None
     return [slot for slot in tidied if slot is not None]
 

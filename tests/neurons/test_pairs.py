@@ -65,8 +65,8 @@ class Crossed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         a, b = (F.gelu(into(x)) for into in self.into)
         b = b.flip(1) if self.is_flipped else b
-        weights = [out.weight for out in self.out]
-        return ((a * weights[0]) * (b * weights[1]).flip(1)).sum(1)
+        first, second = (out.get_parameter("weight") for out in self.out)
+        return ((a * first) * (b * second).flip(1)).sum(1)
 
 
 @pytest.mark.parametrize("is_flipped", [False, True])

@@ -20,7 +20,7 @@ from fedspu.neurons.search import alike_groups, failing, without_numbers
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
 
-MOST_TRIALS, LEAST_TRIALS = 40, 3
+MOST_TRIALS, LEAST_TRIALS = 40, 2
 MOST_ENTRIES = 200_000_000
 """So many slim copies are tried, fewer of a large model: until their full models have
 this many entries together. A group that was not shown to be right by then stays whole.
@@ -50,7 +50,9 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
         rest = [g for g in table.groups if g in candidates or g.counts]
         rest = [group for group in rest if group.name not in stuck]
         probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
-        if not _slims(probe, table, rest):  # each can be sliced, but not all at once
+        if rest and not _slims(
+            probe, table, rest
+        ):  # each can be sliced, but not all at once
             together: list[NeuronGroup] = []
             for alike in alike_groups(rest):
                 if _slims(probe, table, [*together, *alike]):

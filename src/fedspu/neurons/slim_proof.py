@@ -20,8 +20,8 @@ from fedspu.neurons.search import alike_groups, failing, without_numbers
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
 
-MOST_TRIALS, LEAST_TRIALS = 40, 2
-MOST_ENTRIES = 200_000_000
+MOST_TRIALS, LEAST_TRIALS = 100, 2
+MOST_ENTRIES = 450_000_000
 """So many slim copies are tried, fewer of a large model: until their full models have
 this many entries together. A group that was not shown to be right by then stays whole.
 """

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from fedspu import Axis, NeuronGroup
 from fedspu.neurons.calls import restored, undisturbed
 from fedspu.neurons.probe import Probe
-from fedspu.neurons.proof import failing, prove
+from fedspu.neurons.proof import prove
+from fedspu.neurons.search import failing, failing_alike
 from tests.oracles.models import Fn
 from tests.oracles.zoo import noise
 
@@ -129,3 +130,64 @@ def test_as_few_examples_are_used_as_prove_as_much(
             assert probe.shake(trial)
             used.append(len(probe.example))
     assert used == [5, few, few, 5]
+
+
+# Groups that are alike are searched together ------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [set(), {0}, {5}, {0, 19}, {3, 4}])
+def test_a_few_that_fail_among_many_alike_are_found(bad: set[int]) -> None:
+    groups = [group_of(number) for number in range(20)]
+    names = {str(number) for number in bad}
+    found = failing_alike(groups, lambda some: not names & {g.name for g in some})
+    assert {group.name for group in found} == names
+
+
+def test_many_that_fail_alike_are_found_in_few_trials() -> None:
+    trials = 0
+
+    def work(some: list[NeuronGroup]) -> bool:
+        nonlocal trials
+        trials += 1
+        return not some
+
+    groups = [group_of(number) for number in range(200)]
+    assert len(failing_alike(groups, work)) == 200
+    assert trials <= 5
+
+
+def test_no_group_that_fails_is_left_out_whatever_its_kind() -> None:
+    other = [
+        NeuronGroup(f"other {number}", 8, (Axis(f"other.{number}.weight", 0),))
+        for number in range(10)
+    ]
+    groups = [*(group_of(number) for number in range(10)), *other]
+    bad = {"0", "4", "5", "9", "other 7"}
+    found = {g.name for g in failing_alike(groups, lambda some: not bad & names(some))}
+    assert bad <= found
+    assert found - bad <= {str(number) for number in range(10)}
+
+
+def names(groups: list[NeuronGroup]) -> set[str]:
+    return {group.name for group in groups}
+
+
+# A model whose output depends on hardly any neuron ------------------------------------
+
+
+def test_a_model_that_hears_one_neuron_of_many_is_given_up_soon() -> None:
+    class Deaf(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            total = x.new_zeros(len(x), 3)
+            for into, out in zip(self.into, self.out, strict=True):
+                hidden = F.gelu(into(x))
+                total = total + out(F.pad(hidden[:, :1], (0, 7)))
+            return total
+
+    with undisturbed():
+        probe = Probe(Deaf(9, set()), noise(2, 6))
+        groups = [group_of(number) for number in range(9)]
+        right, wrong = prove(probe, groups, set())
+    assert right == []
+    assert wrong == groups
+    assert probe.is_deaf

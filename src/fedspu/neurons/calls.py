@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspu.errors import ModelError
 
+SELDOM = 50_000
+"""Python looks for garbage after so many new objects (elsewhere after 700 or 2000)."""
+
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Inside, one thread and gradients on; every generator is restored afterwards."""
     threads = torch.get_num_threads()
+    # Python looks for garbage among all objects again and again, which in a large
+    # program takes longer than all else: seldom will do, and among new ones alone.
+    thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    if thresholds[0]:
+        gc.set_threshold(max(thresholds[0], SELDOM), *thresholds[1:])
+    if not is_frozen:
+        gc.freeze()
     # The user's model may also advance Python's and numpy's global generators.
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch.set_num_threads(1)
@@ -33,6 +44,9 @@ def undisturbed() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
+        gc.set_threshold(*thresholds)
+        if not is_frozen:
+            gc.unfreeze()
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
 
@@ -129,9 +143,12 @@ _WIDER = {
 }
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """A deep copy, also of a model that keeps results of earlier forward passes."""
-    kept: dict[int, Any] = {}
+def copy_model(model: nn.Module, shares: bool = False) -> nn.Module:
+    """A deep copy, also of a model that keeps results of earlier forward passes.
+
+    ``shares`` says that it has the same parameters, not copies of them.
+    """
+    kept: dict[int, Any] = {id(p): p for p in model.parameters()} if shares else {}
     for layer in model.modules():
         for value in vars(layer).values():
             for tensor in flat_tensors(value):

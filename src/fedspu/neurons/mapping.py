@@ -111,6 +111,8 @@ def _finer(
     probe: Probe, traced: Traced, groups: list[NeuronGroup]
 ) -> list[NeuronGroup]:
     """Proved groups inside whole units that turned out to be no neurons."""
+    if probe.is_deaf:
+        return []
     taken = {(axis.tensor, axis.dim) for group in groups for axis in group.axes}
     units = [
         unit

@@ -60,7 +60,14 @@ class Probe:
         self.whole_example = self.example
         self.plain = dict(plain_tensors(self.model))
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
-        self._own = {name: t.detach().clone() for name, t in self.tensors.items()}
+        # The user's own tensors, to be read alone: a copy of them would only cost.
+        own = {name: tensor.detach() for name, tensor in all_tensors(model)}
+        self._own = {
+            name: own[name] if name in own else tensor.detach().clone()
+            for name, tensor in all_tensors(self.model)
+        }
+        self.trials_left = 0  # of slim copies
+        self.is_deaf = False  # whether the output depends on hardly any neuron
         self._fewer: Any = None  # examples, once they are known to be independent
         self._recorded: list[Tensor] = []  # the output, with its gradients
         self._spare: dict[str, Tensor] = {}  # memory to be used again
@@ -176,7 +183,7 @@ class Probe:
                 _disturb(self.model, self._own, amount)
                 self.example = example
                 try:
-                    self._record()
+                    self.record()
                 except ModelError:  # the model may not accept random input
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
@@ -185,7 +192,7 @@ class Probe:
                     return True
         return False
 
-    def _record(self) -> None:
+    def record(self) -> None:
         """Run the model for its output, and for gradients if it has any here."""
         for parameter in self._learnt().values():
             parameter.requires_grad_()
@@ -234,7 +241,7 @@ class Probe:
             if not floats:
                 return {}
         if not self._recorded:
-            self._record()
+            self.record()
         try:
             outputs = self._recorded
             rng = torch.Generator().manual_seed(0)
@@ -430,28 +437,31 @@ def _copy(model: nn.Module) -> nn.Module:
 
 def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
     norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
-    learnt = {id(parameter) for parameter in model.parameters()}
+    known = norms | {id(parameter) for parameter in model.parameters()}
     pool = torch.randn(POOL)
     with torch.no_grad():
         for name, tensor in all_tensors(model):
             own = before[name]
-            if not own.is_floating_point() or id(tensor) not in norms | learnt:
+            if not own.is_floating_point() or id(tensor) not in known:
                 continue
             if id(tensor) in norms:  # a running variance must stay positive
-                tensor.copy_(own * (1 - amount) + amount * (0.5 + torch.rand_like(own)))
+                noise = 0.5 + torch.rand_like(tensor)
+                tensor.copy_(own * (1 - amount) + amount * noise)
                 continue
             is_flat = own.numel() == max(own.shape, default=1)  # a gain, like (1, c, 1)
             fan_in = 1 if is_flat else own.numel() // len(own)
-            noise = _random_like(own, pool, 1 / max(1, fan_in) ** 0.5)
-            tensor.copy_(noise if amount == 1 else own * (1 + amount * noise))
+            _fill(tensor, pool, 1 / max(1, fan_in) ** 0.5)
+            if amount < 1:
+                tensor.mul_(amount).add_(1).mul_(own)
 
 
-def _random_like(tensor: Tensor, pool: Tensor, scale: float) -> Tensor:
-    """Normal numbers; in a large tensor they come again, but in no two equal rows."""
+def _fill(tensor: Tensor, pool: Tensor, scale: float) -> None:
+    """Write normal numbers; in a large tensor they come again, but in no equal rows."""
     size = tensor.numel()
-    if size < len(pool):
-        noise = scale * torch.randn(tensor.shape)  # float64 would take ten times longer
-        return noise.to(tensor.device)
+    if size < len(pool) or not tensor.is_contiguous():
+        tensor.copy_(scale * torch.randn(tensor.shape))  # ten times as fast as float64
+        return
     turned = scale * pool.roll(int(torch.randint(len(pool), ())))
-    noise = turned.repeat(size // len(pool) + 1)[:size].view(tensor.shape)
-    return noise.to(tensor.device)
+    flat, whole = tensor.view(-1), size - size % len(pool)
+    flat[:whole].view(-1, len(pool)).copy_(turned)
+    flat[whole:].copy_(turned[: size - whole])

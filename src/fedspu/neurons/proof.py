@@ -6,19 +6,19 @@ and the exchange of two neighbours on it generate every permutation, so these tw
 are enough. One is not: a wrong table may happen to be symmetric under it.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedspu.neurons.pairs import read_elsewhere
 from fedspu.neurons.probe import Probe
+from fedspu.neurons.search import alike_groups, all_fail, failing, failing_alike
 from fedspu.neurons.table import Axis, NeuronGroup
 
 NUM_TRIALS = 3
@@ -28,10 +28,11 @@ MOST_TRIALS = 12
 """A trial in which most neurons of a group are silent proves little about it: then
 there are more, up to this many. A group that is heard less than twice is not proved."""
 
+PATIENCE = 6
+"""A group that was never heard in so many trials is given up before that."""
+
 MAX_RUNS_OF_ONE_GROUP = 300
 """The model is run at most this often for a group; then the group is given up."""
-
-T = TypeVar("T")
 
 Orders = dict[str, np.ndarray]
 """Group name -> a new order of its neurons."""
@@ -51,23 +52,27 @@ def prove(
     heard = dict.fromkeys((group.name for group in groups), 0)
     for trial in range(MOST_TRIALS):
         left = [group for group in groups if group.name not in doubtful]
+        if trial == NUM_TRIALS and not any(heard.values()):
+            probe.is_deaf = True  # the next trials would be like these
+            return [], groups
         if trial >= NUM_TRIALS:
-            left = [group for group in left if heard[group.name] < NUM_TRIALS]
+            left = [g for g in left if _needs_more(heard[g.name], trial)]
             if not left or not probe.shake(trial):
                 break
         elif not probe.shake(trial):
             return [], groups
-        for name in _heard(probe, left):
+        now, silent = _heard(probe, left)
+        for name in now:
             heard[name] += 1
+        # The output does not depend on what is silent: reordering it shows nothing.
+        left = [group for group in left if group.name not in silent]
         cycles = {group.name: _cycle(group.size, rng) for group in left}
         for orders in (cycles, {name: _exchange(c) for name, c in cycles.items()}):
-            survive = partial(survives, probe, orders=orders)
-            failed = failing(sorted(left, key=pattern_of), survive)
+            failed = failing_alike(left, partial(survives, probe, orders=orders))
             doubtful |= {group.name: group for group in failed}
             left = [group for group in left if group.name not in doubtful]
-        for group in left:
-            if group.size == 2 and not _is_read_in_place(probe, group, readers):
-                doubtful[group.name] = group
+        for group in read_elsewhere(probe, [g for g in left if g.size == 2], readers):
+            doubtful[group.name] = group
     aligned = _aligned(probe, [g for g in doubtful.values() if g.size > 2])
     doubtful |= {group.name: group for group in groups if heard[group.name] < 2}
     right = [
@@ -78,36 +83,16 @@ def prove(
     return right, [g for g in doubtful.values() if g.name not in aligned]
 
 
-def failing(
-    items: list[T], work: Callable[[list[T]], bool], is_sure: bool = False
-) -> list[T]:
-    """Those of some items that do not work; halves that do are not cut further.
-
-    ``is_sure`` says that all of them together are known not to work.
-    """
-    if not items or (not is_sure and work(items)):
-        return []
-    if len(items) == 1:
-        return items
-    half = len(items) // 2
-    first = failing(items[:half], work)
-    return first + failing(items[half:], work, is_sure=not first)
+def _needs_more(heard: int, trial: int) -> bool:
+    """Whether a group that was heard so often needs one more trial."""
+    return heard < NUM_TRIALS and (heard > 0 or trial < PATIENCE)
 
 
-def pattern_of(group: NeuronGroup) -> list[tuple[str, int]]:
-    """The group's axes without numbers: alike in all blocks of a model."""
-    return sorted({(without_numbers(axis.tensor), axis.dim) for axis in group.axes})
-
-
-def without_numbers(path: str) -> str:
-    """The path of a tensor or layer without the numbers of blocks."""
-    return re.sub(r"\d+", "", path)
-
-
-def _heard(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
+def _heard(probe: Probe, groups: list[NeuronGroup]) -> tuple[set[str], set[str]]:
     """Names of the groups of which the output depends on at least a quarter now.
 
-    Gradients of the smallest tensors mostly show it, and are quick.
+    And of those on which it does not depend at all. Gradients of the smallest tensors
+    mostly show it, and are quick.
     """
     sizes = {name: p.numel() for name, p in probe.model.named_parameters()}
     small = set()
@@ -129,7 +114,8 @@ def _heard(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
     probe.forget_gradients()
     # Gradients do not tell all: a value may be rounded.
     moving = failing(silent, lambda some: not _move_the_output(probe, some))
-    return heard | {group.name for group in moving}
+    heard |= {group.name for group in moving}
+    return heard, {group.name for group in silent} - heard
 
 
 def _heard_neurons(
@@ -202,33 +188,6 @@ def _reordered(probe: Probe, moves: list[tuple[Axis, np.ndarray]]) -> Iterator[N
         yield
 
 
-def _is_read_in_place(
-    probe: Probe, group: NeuronGroup, readers: set[tuple[str, int]]
-) -> bool:
-    """Whether a neuron has no influence once its readers are cut off.
-
-    Needed for groups of two: exchanging both neurons cannot show that a table has them
-    the wrong way round where they are read.
-    """
-    output = probe.output
-    with probe.trying(group.tensors):
-        for is_reader in (True, False):  # cut off the first neuron, then disturb it
-            for axis in group.axes:
-                if ((axis.tensor, axis.dim) in readers) == is_reader:
-                    tensor = probe.tensors[axis.tensor]
-                    rows = axis.positions(group.size)[0].to(tensor.device)
-                    part = tensor.data.index_select(axis.dim, rows)
-                    part = (
-                        torch.zeros_like(part) if is_reader else torch.rand_like(part)
-                    )
-                    tensor.data = tensor.data.index_copy(axis.dim, rows, part)
-            if is_reader:
-                probe.output = probe.run()
-        is_silent = probe.is_unchanged()
-    probe.output = output
-    return is_silent
-
-
 # Groups of which only some neurons may change places ----------------------------------
 
 
@@ -236,15 +195,19 @@ def _aligned(probe: Probe, groups: list[NeuronGroup]) -> set[str]:
     """Names of the groups in which each neuron may change places with a neighbour."""
     left, heard = groups, dict.fromkeys((group.name for group in groups), 0)
     for trial in range(MOST_TRIALS):
-        open_ = [group for group in left if heard[group.name] < NUM_TRIALS]
+        open_ = [group for group in left if _needs_more(heard[group.name], trial)]
         if not open_ or not probe.shake(trial):
             break
-        audible = _heard(probe, open_)
+        audible, _ = _heard(probe, open_)
+        open_ = [group for group in open_ if group.name in audible]
         for group in open_:
-            if group.name in audible:
-                heard[group.name] += 1
-                if not _Neighbours(probe, group).ok():
-                    left = [other for other in left if other is not group]
+            heard[group.name] += 1
+        for alike in alike_groups(open_):
+            if all_fail(alike, lambda group: _Neighbours(probe, group).ok()):
+                failed = alike
+            else:
+                failed = [g for g in alike if not _Neighbours(probe, g).ok()]
+            left = [group for group in left if group not in failed]
     return {group.name for group in left if heard[group.name] == NUM_TRIALS}
 
 

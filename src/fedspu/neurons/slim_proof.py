@@ -6,27 +6,34 @@ because the model has the number of its neurons written down somewhere.
 """
 
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedspu.errors import ModelError
-from fedspu.neurons.calls import Operations, restored, without_shortcuts
+from fedspu.neurons.absent import Without, others
+from fedspu.neurons.calls import restored, without_shortcuts
 from fedspu.neurons.probe import NUM_QUICK, Probe, distance, tolerance
-from fedspu.neurons.proof import failing, pattern_of, without_numbers
+from fedspu.neurons.search import alike_groups, failing, without_numbers
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
-from fedspu.neurons.tracing.rules.rule import argument, axes_of, name_of
+
+MOST_TRIALS, LEAST_TRIALS = 100, 2
+MOST_ENTRIES = 450_000_000
+"""So many slim copies are tried, fewer of a large model: until their full models have
+this many entries together. A group that was not shown to be right by then stays whole.
+"""
 
 
 def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     """The same table, with ``slim`` False for the groups that cannot be sliced."""
     candidates = [group for group in table.groups if group.slim and group.size > 1]
+    if not candidates:
+        return table
+    affordable = MOST_ENTRIES // _size(probe)
+    probe.trials_left = max(LEAST_TRIALS, min(MOST_TRIALS, affordable))
     # With all examples: of few, a channel may be zero although it is not absent.
     if not probe.shake(NUM_QUICK):
         stuck = {group.name for group in candidates}
@@ -35,16 +42,19 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     else:
         stuck = set()
         work = partial(_slim_together, probe, table)
-        for alike in failing(_alike(candidates), work, is_sure=True):
+        for alike in failing(alike_groups(candidates), work, is_sure=True):
             failed = _stuck(probe, table, alike)
             counted = _counted(probe, table, [g for g in alike if g.name in failed])
             table = _with(table, counted)
             stuck |= failed - {group.name for group in counted}
         rest = [g for g in table.groups if g in candidates or g.counts]
         rest = [group for group in rest if group.name not in stuck]
-        if not _slims(probe, table, rest):  # each can be sliced, but not all at once
+        probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
+        if rest and not _slims(
+            probe, table, rest
+        ):  # each can be sliced, but not all at once
             together: list[NeuronGroup] = []
-            for alike in _alike(rest):
+            for alike in alike_groups(rest):
                 if _slims(probe, table, [*together, *alike]):
                     together += alike
             stuck |= {group.name for group in rest if group not in together}
@@ -53,12 +63,8 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     )
 
 
-def _alike(groups: list[NeuronGroup]) -> list[list[NeuronGroup]]:
-    """Groups that differ only in the numbers in their names: the blocks of a model."""
-    found: dict[Any, list[NeuronGroup]] = defaultdict(list)
-    for group in groups:
-        found[tuple(pattern_of(group))].append(group)
-    return list(found.values())
+def _size(probe: Probe) -> int:
+    return 1 + sum(tensor.numel() for tensor in probe.tensors.values())
 
 
 def _slim_together(
@@ -119,6 +125,13 @@ def _stored(probe: Probe, group: NeuronGroup) -> dict[str, str]:
     layers = dict(probe.model.get_submodule(prefix).named_modules(prefix=prefix))
     if len(layers) > MOST_LAYERS:
         return {}
+    # A layer that has parameters, but none of the group's, counts other neurons.
+    owned = {id(probe.tensors[name]) for name in group.tensors}
+    layers = {
+        path: layer
+        for path, layer in layers.items()
+        if owned & (ids := {id(p) for p in layer.parameters(False)}) or not ids
+    }
     sizes = {group.size} | {group.size * axis.repeat for axis in group.axes}
     return {
         f"{without_numbers(path.removeprefix(prefix))}.{key}": f"{path}.{key}".lstrip(
@@ -164,7 +177,13 @@ def _drawn(table: Neurons, groups: list[NeuronGroup], is_half: bool) -> Active:
 
 
 def _is_slim_right(probe: Probe, table: Neurons, active: Active) -> bool:
-    """Whether a slim copy with these neurons agrees with the full model."""
+    """Whether a slim copy with these neurons agrees with the full model.
+
+    Also False if it may not be tried any more.
+    """
+    probe.trials_left -= 1
+    if probe.trials_left < 0:
+        return False
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -191,7 +210,7 @@ def _agree(slim: Tensor, wanted: Tensor, full: Tensor) -> bool:
 def _output_without(probe: Probe, table: Neurons, active: Active) -> list[Tensor]:
     """The output of the full model if the dropped neurons did not exist."""
     absent = [
-        _others(group.size, active[group.name])
+        others(group.size, active[group.name])
         for group in table.groups
         if len(active[group.name]) < group.size
     ]
@@ -201,136 +220,9 @@ def _output_without(probe: Probe, table: Neurons, active: Active) -> list[Tensor
             for dim, size in enumerate(tensor.shape):
                 kept = table.active_along(active, name, dim, size)
                 if kept is not None and len(kept) < size:
-                    absent.append(_others(size, kept))
+                    absent.append(others(size, kept))
                     places[dim] = absent[-1].nonzero().flatten()
             if places:
                 probe.blank(name, places)
         with without_shortcuts(), Without(absent):
             return probe.run()
-
-
-def _others(size: int, kept: Tensor) -> Tensor:
-    is_other = torch.ones(size, dtype=torch.bool)
-    is_other[kept.cpu()] = False
-    return is_other
-
-
-# A full model in which some neurons do not exist --------------------------------------
-
-
-class Without(Operations):
-    """Inside, channels that are absent count nowhere.
-
-    A tensor has absent channels along an axis if it is zero exactly where one of the
-    given patterns says so. They stay zero whatever is done to values one by one, and
-    means, norms and the like are taken over the other channels.
-    """
-
-    def __init__(self, absent: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.patterns: dict[int, list[Tensor]] = defaultdict(list)
-        for pattern in absent:
-            alike = self.patterns[len(pattern)]
-            if not any(torch.equal(pattern, other) for other in alike):
-                alike.append(pattern)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs, name = kwargs or {}, name_of(func)
-        x = args[0] if args else None
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            return func(*args, **kwargs)
-        if name in _SUMMARIES:
-            for dim in axes_of(argument(func, args, kwargs, "dim"), x.dim()):
-                if (left := self.left(x, dim)) is not None:
-                    x = x.index_select(dim, left)
-            return func(x, *args[1:], **kwargs)
-        if name in _NORMS:
-            dim, normed = _NORMS[name]
-            if (left := self.left(x, dim % x.dim())) is not None:
-                return normed(func, args, left)
-        out = func(*args, **kwargs)
-        if name in _CHANNELWISE:
-            self._empty(out[0], [x])
-        elif torch.Tag.pointwise in func.tags and isinstance(out, Tensor):
-            self._empty(out, [t for t in args if isinstance(t, Tensor)])
-        return out
-
-    def left(self, x: Tensor, dim: int) -> Tensor | None:
-        """The channels along an axis that are not absent; None if none is absent."""
-        patterns = self.patterns.get(x.shape[dim], ()) if x.numel() else ()
-        found = None
-        for pattern in patterns:
-            where = pattern.nonzero().flatten().to(x.device)
-            line = x.movedim(dim, -1)[(0,) * (x.dim() - 1)]  # most are ruled out by it
-            if bool(line[where].any()) or bool(x.index_select(dim, where).any()):
-                continue
-            if bool(x.any()):
-                found = pattern if found is None else found | pattern
-        return None if found is None else (~found).nonzero().flatten().to(x.device)
-
-    def _empty(self, out: Tensor, given: list[Tensor]) -> None:
-        """Set an output to zero where an operand is absent."""
-        if not out.is_floating_point():
-            return
-        for x in given:
-            missing = out.dim() - x.dim()
-            for dim in range(x.dim()) if missing >= 0 else ():
-                if (
-                    out.shape[dim + missing] != x.shape[dim]
-                    or not x.is_floating_point()
-                ):
-                    continue
-                if (left := self.left(x, dim)) is not None:
-                    where = _others(x.shape[dim], left).nonzero().flatten()
-                    out.index_fill_(dim + missing, where.to(out.device), 0)
-
-
-_SUMMARIES = {
-    "mean", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min",
-    "median",
-}  # fmt: skip
-"""Operations in which a zero counts. (Softmax is none of them: it shares something out,
-and fewer neurons would get more each.)"""
-
-_CHANNELWISE = {
-    "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
-    "_native_batch_norm_legit_no_training", "_batch_norm_no_update",
-}  # fmt: skip
-"""Operations that treat channels one by one, besides those PyTorch calls pointwise."""
-
-
-def _layer_norm(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
-    """A norm over the last axis alone, over some of its channels."""
-    x, shape, *values = args
-    if len(shape) != 1:
-        return func(*args)
-    part = [v.index_select(0, left) if isinstance(v, Tensor) else v for v in values]
-    out, *rest = func(x.index_select(-1, left), [len(left)], *part)
-    return (torch.zeros_like(x).index_copy(-1, left, out), *rest)
-
-
-def _group_norm(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
-    """A group norm in which each group uses only its channels that are left."""
-    x, weight, bias, number, channels, space, groups, eps = args
-    out = torch.zeros_like(x)
-    width = channels // groups
-    for group in range(groups):
-        seen = left[left // width == group]
-        if len(seen):
-            values = [
-                v if v is None else v.index_select(0, seen) for v in (weight, bias)
-            ]
-            part = x.index_select(1, seen)
-            normed = func(part, *values, number, len(seen), space, 1, eps)[0]
-            out = out.index_copy(1, seen, normed)
-    return out, x.new_empty(0), x.new_empty(0)
-
-
-_NORMS: dict[str, tuple[int, Any]] = {
-    "native_layer_norm": (-1, _layer_norm),
-    "_fused_rms_norm": (-1, _layer_norm),
-    "native_group_norm": (1, _group_norm),
-}
-"""Norms over channels: the axis along which these lie, and a norm over some of them."""

@@ -7,6 +7,9 @@ from torch import Tensor
 NONE = -1
 """The label of an element that belongs to no neuron: a zero that was padded on."""
 
+MANY = 10_000
+"""Of more pairs than this, those that come again are left out first."""
+
 
 class Classes:
     """Labels, some of which are known to mean the same neuron."""
@@ -43,8 +46,12 @@ class Classes:
     def join(self, a: Tensor, b: Tensor) -> None:
         """Say that elements at the same place of ``a`` and ``b`` are one neuron."""
         a, b = torch.broadcast_tensors(a, b)
-        pairs = torch.stack([a.reshape(-1), b.reshape(-1)])
-        left, right = pairs[:, (pairs >= 0).all(0)].numpy()
+        left, right = a.reshape(-1).numpy(), b.reshape(-1).numpy()
+        chosen = (left != right) & (left >= 0) & (right >= 0)
+        left, right = left[chosen], right[chosen]
+        if len(left) > MANY:  # mostly the same few pairs again and again
+            pairs = np.unique(left * np.int64(len(self)) + right)
+            left, right = pairs // len(self), pairs % len(self)
         while True:
             left, right = self._find(left), self._find(right)
             differ = left != right
@@ -56,6 +63,14 @@ class Classes:
             np.minimum.at(
                 self._parent, np.maximum(left, right), np.minimum(left, right)
             )
+
+    def join_all(self, labels: Tensor) -> None:
+        """Say that all of these labels are one neuron."""
+        is_there = np.zeros(len(self) + 1, dtype=bool)
+        is_there[labels.numpy()] = True
+        together = torch.from_numpy(np.flatnonzero(is_there[:-1]))
+        if len(together) > 1:
+            self.join(together, together[:1])
 
     def num_members(self) -> Tensor:
         """How many labels there are in the class of each label."""

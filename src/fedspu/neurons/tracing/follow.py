@@ -254,12 +254,15 @@ class Follower(Operations):
     def tie(self, slot: Tensor, axes: Iterable[int]) -> Tensor | None:
         """Make one neuron of all that lie along these axes of a slot."""
         axes = [d for d in axes if slot.shape[d] > 1]
-        for dim in axes:
-            top = slot.amax(dim, keepdim=True)
-            self.classes.join(slot, top)
-        if axes and self.tidy(slot) is None:
+        if dims(slot) <= set(axes):
+            self.classes.join_all(slot)
+        else:
+            for dim in axes:
+                self.classes.join(slot, slot.amax(dim, keepdim=True))
+        tidy = self.tidy(slot)
+        if axes and tidy is None:
             self.reasons.append((slot.reshape(-1)[:1], self.operation))
-        return self.tidy(slot)
+        return tidy
 
     def tie_all(self, tensor: Tensor, axes: Iterable[int] | None = None) -> Slots:
         """Tie all slots of a tensor along these axes (default: all of them)."""

@@ -82,7 +82,7 @@ class _Trace:
 
     def __init__(self, probe: Probe) -> None:
         self.example = probe.whole_example
-        self.model = copy_model(probe.model)
+        self.model = copy_model(probe.model, shares=True)  # its weights are only read
         self.wide = probe.wide
         self.tensors = {
             name: tensor

@@ -121,7 +121,8 @@ def _normed(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if tensor.numel() == x.shape[1]:
             sides.append(now.operand(tensor).lifted(lambda t: t.reshape(shape)))
     first = next(tensors_in(out))
-    now.put(first, now.combine(sides), [x, *tensors_in(args[1:])])
+    raw = [slot for side in sides for slot in side.raw]  # a weight may be normed, too
+    now.put(first, now.combine(sides), [x, *tensors_in(args[1:])], raw)
 
 
 @rule(

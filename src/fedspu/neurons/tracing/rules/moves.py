@@ -1,5 +1,7 @@
 """Operations that move data, and labels with it."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -39,8 +41,7 @@ def _moved(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     own = now.of(x).slots
     results: list[Slots] = [[] for _ in outs]
     for slot in own:
-        labels = slot.expand(x.shape)
-        moved = list(tensors_in(_plain(func)(labels, *args[1:], **kwargs)))
+        moved = _labels_moved(slot, x, func, args[1:], kwargs, outs)
         for found, result in zip(results, moved, strict=True):
             found.append(result)
     overlapped = {
@@ -48,13 +49,52 @@ def _moved(now: Follower, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     }
     raws: list[Slots] = [[] for _ in outs]
     for slot in now.of(x).raw:
-        moved = list(
-            tensors_in(_plain(func)(slot.expand(x.shape), *args[1:], **kwargs))
-        )
+        moved = _labels_moved(slot, x, func, args[1:], kwargs, outs)
         for raw, result in zip(raws, moved, strict=True):
             raw.append(_narrowed(result))
     for tensor, slots, raw in zip(outs, results, raws, strict=True):
         now.put(tensor, _apart(now, slots, overlapped), [x], raw)
+
+
+def _labels_moved(
+    slot: Tensor, x: Tensor, func: Any, args: Any, kwargs: Any, outs: list[Tensor]
+) -> list[Tensor]:
+    """The labels of all outputs, if those of the operand are these."""
+    name = name_of(func)
+    if name in _SAME:
+        return [slot]
+    if name in _VIEWS and x.numel() == outs[0].numel():
+        return [_viewed(slot, x.shape, outs[0].shape)]
+    return list(tensors_in(_plain(func)(slot.expand(x.shape), *args, **kwargs)))
+
+
+_SAME = {"clone", "alias", "detach", "alias_copy"}
+_VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy"}
+
+
+def _viewed(slot: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
+    """The slot of a view; it stays small along axes on which it does not depend.
+
+    The shapes are cut into pieces of as many elements each: the axes of a piece become
+    those of the other shape's piece, whatever the rest does.
+    """
+    if 0 in old:
+        return slot.expand(old).reshape(new)
+    before: list[int] = []
+    after: list[int] = []
+    a = b = 0
+    while a < len(old) or b < len(new):
+        first_a, first_b = a, b
+        a, b = min(a + 1, len(old)), min(b + 1, len(new))
+        while prod(old[first_a:a]) != prod(new[first_b:b]):
+            if prod(old[first_a:a]) < prod(new[first_b:b]):
+                a += 1
+            else:
+                b += 1
+        is_wide = any(size > 1 for size in slot.shape[first_a:a])
+        before += old[first_a:a] if is_wide else [1] * (a - first_a)
+        after += new[first_b:b] if is_wide else [1] * (b - first_b)
+    return slot.expand(before).reshape(after)
 
 
 def _narrowed(labels: Tensor) -> Tensor:
@@ -107,7 +147,8 @@ def _apart(now: Follower, slots: Slots, overlapped: set[tuple[int, int]]) -> Slo
             number = now.classes.num_members()
             counts = [int(number[s[s >= 0].unique()].sum()) for s in (one, two)]
             weaker = a if counts[0] < counts[1] else b
-            now.tie(slots[weaker], range(slots[weaker].dim()))
+            small = one if weaker == a else two  # of the same neurons as the slot
+            now.tie(small, range(small.dim()))
             tidied[weaker] = None
     return [slot for slot in tidied if slot is not None]
 

@@ -1,0 +1,159 @@
+"""A full model in which some neurons do not exist."""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedspu.neurons.calls import Operations
+from fedspu.neurons.tracing.rules.rule import argument, axes_of, name_of
+
+
+def others(size: int, kept: Tensor) -> Tensor:
+    """For each of so many channels, whether it is none of the kept ones."""
+    is_other = torch.ones(size, dtype=torch.bool)
+    is_other[kept.cpu()] = False
+    return is_other
+
+
+class Without(Operations):
+    """Inside, channels that are absent count nowhere.
+
+    A tensor has absent channels along an axis if it is zero exactly where one of the
+    given patterns says so. They stay zero whatever is done to values one by one, and
+    means, norms and the like are taken over the other channels.
+    """
+
+    def __init__(self, absent: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.patterns: dict[int, list[Tensor]] = defaultdict(list)
+        self._known: dict[int, tuple[Any, int, dict[int, Tensor | None]]] = {}
+        for pattern in absent:
+            alike = self.patterns[len(pattern)]
+            is_new = not any(torch.equal(pattern, other) for other in alike)
+            if is_new and bool(pattern.any()):
+                alike.append(pattern)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, name_of(func)
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return func(*args, **kwargs)
+        if name in _SUMMARIES:
+            for dim in axes_of(argument(func, args, kwargs, "dim"), x.dim()):
+                if (left := self.left(x, dim)) is not None:
+                    x = x.index_select(dim, left)
+            return func(x, *args[1:], **kwargs)
+        if name in _NORMS:
+            dim, normed = _NORMS[name]
+            if (left := self.left(x, dim % x.dim())) is not None:
+                return normed(func, args, left)
+        out = func(*args, **kwargs)
+        if name in _CHANNELWISE:
+            self._empty(out[0], [x])
+        elif torch.Tag.pointwise in func.tags and isinstance(out, Tensor):
+            self._empty(out, [t for t in args if isinstance(t, Tensor)])
+        return out
+
+    def left(self, x: Tensor, dim: int) -> Tensor | None:
+        """The channels along an axis that are not absent; None if none is absent."""
+        if not x.numel() or not self.patterns.get(x.shape[dim]):
+            return None
+        ref, version, known = self._known.get(id(x), (None, 0, {}))
+        if ref is None or ref() is not x or version != x._version:
+            known = {}
+            self._known[id(x)] = (weakref.ref(x), x._version, known)
+        if dim not in known:
+            known[dim] = self._left(x, dim)
+        return known[dim]
+
+    def _left(self, x: Tensor, dim: int) -> Tensor | None:
+        # Most patterns are ruled out by the first line and by the last one.
+        ends = [x.movedim(dim, -1)[(at,) * (x.dim() - 1)] != 0 for at in (0, -1)]
+        patterns = [
+            pattern
+            for pattern in self.patterns[x.shape[dim]]
+            if not any(bool((end & pattern).any()) for end in ends)
+        ]
+        if not patterns:
+            return None
+        others = [d for d in range(x.dim()) if d != dim]
+        largest = torch.linalg.vector_norm(x, float("inf"), others) if others else x
+        is_zero = largest == 0
+        absent = torch.zeros_like(is_zero)
+        for pattern in patterns:
+            if bool(is_zero[pattern].all()):
+                absent |= pattern
+        if bool(is_zero.all()) or not bool(absent.any()):
+            return None
+        return (~absent).nonzero().flatten()
+
+    def _empty(self, out: Tensor, given: list[Tensor]) -> None:
+        """Set an output to zero where an operand is absent."""
+        if not out.is_floating_point():
+            return
+        for x in given:
+            missing = out.dim() - x.dim()
+            for dim in range(x.dim()) if missing >= 0 else ():
+                if (
+                    out.shape[dim + missing] != x.shape[dim]
+                    or not x.is_floating_point()
+                ):
+                    continue
+                if (left := self.left(x, dim)) is not None:
+                    where = others(x.shape[dim], left).nonzero().flatten()
+                    out.index_fill_(dim + missing, where.to(out.device), 0)
+
+
+_SUMMARIES = {
+    "mean", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min",
+    "median",
+}  # fmt: skip
+"""Operations in which a zero counts. (Softmax is none of them: it shares something out,
+and fewer neurons would get more each.)"""
+
+_CHANNELWISE = {
+    "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
+    "_native_batch_norm_legit_no_training", "_batch_norm_no_update",
+}  # fmt: skip
+"""Operations that treat channels one by one, besides those PyTorch calls pointwise."""
+
+
+def _layer_norm(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
+    """A norm over the last axis alone, over some of its channels."""
+    x, shape, *values = args
+    if len(shape) != 1:
+        return func(*args)
+    part = [v.index_select(0, left) if isinstance(v, Tensor) else v for v in values]
+    out, *rest = func(x.index_select(-1, left), [len(left)], *part)
+    return (torch.zeros_like(x).index_copy(-1, left, out), *rest)
+
+
+def _group_norm(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
+    """A group norm in which each group uses only its channels that are left."""
+    x, weight, bias, number, channels, space, groups, eps = args
+    out = torch.zeros_like(x)
+    width = channels // groups
+    for group in range(groups):
+        seen = left[left // width == group]
+        if len(seen):
+            values = [
+                v if v is None else v.index_select(0, seen) for v in (weight, bias)
+            ]
+            part = x.index_select(1, seen)
+            normed = func(part, *values, number, len(seen), space, 1, eps)[0]
+            out = out.index_copy(1, seen, normed)
+    return out, x.new_empty(0), x.new_empty(0)
+
+
+_NORMS: dict[str, tuple[int, Any]] = {
+    "native_layer_norm": (-1, _layer_norm),
+    "_fused_rms_norm": (-1, _layer_norm),
+    "native_group_norm": (1, _group_norm),
+}
+"""Norms over channels: the axis along which these lie, and a norm over some of them."""

@@ -199,3 +199,42 @@ def test_a_convolution_is_computed_in_full_where_its_block_does_not_pay(
         with fedspu.partial_training(model, neurons, active, saves=saves):  # type: ignore[arg-type]
             model(x).sum().backward()
             assert paths(model)["2.weight"] == wanted
+
+
+class Grouped(nn.Module):
+    """A residual network with group norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.second, self.third = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 24, 3)
+        self.last, self.head = nn.GroupNorm(4, 24), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The class scores of images."""
+        x = F.relu(self.norm(self.first(x)))
+        x = F.relu(self.last(self.third(F.relu(x + self.second(x)))))
+        scores: Tensor = self.head(x.mean((2, 3)))
+        return scores
+
+
+@pytest.mark.parametrize("p", [0.2, 0.6, 0.8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lean_steps_with_group_norms_have_the_gradients_of_fast_ones(
+    p: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedspu.partial.costs.MIN_PRODUCTS", 0)
+    torch.manual_seed(0)
+    model, x = Grouped().to(dtype), torch.randn(6, 3, 9, 9, dtype=dtype)
+    neurons = fedspu.map_neurons(model, x[:2])
+    active = fedspu.choose_random(neurons, p, fedspu.stream(0, "neurons"))
+    found = []
+    for saves in ("fast", "lean"):
+        own = copy.deepcopy(model)
+        with fedspu.partial_training(own, neurons, active, saves=saves) as leaves:
+            F.cross_entropy(own(x), torch.arange(6) % 5).backward()
+            found.append([leaf.grad for leaf in leaves])
+    close = 1e-5 if dtype == torch.float32 else 1e-12
+    for a, b in zip(*found, strict=True):
+        assert a is not None
+        assert torch.allclose(a, b, atol=close)

@@ -258,6 +258,10 @@ def _signatures() -> Iterator[tuple[str, Any, list[Any]]]:
         integer,
         [long, long, pointer, pointer, *numbers, *[pointer] * 4],
     )
+    yield "gate_backward", None, [integer, long, *[pointer] * 5]
+    yield "rms_backward", integer, [long, long, *[pointer] * 6]
+    yield "clamp_forward", None, [long, pointer, *numbers, pointer, pointer]
+    yield "clamp_backward", None, [long, *[pointer] * 3]
     yield "chain_forward", None, [*[pointer] * 4, long, key, pointer]
     yield "chain_backward", None, [*[pointer] * 4, long, key]
     yield "chain_epoch", ctypes.c_double, [*[pointer] * 8, long, pointer, key]

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from fedspu.partial.memory_format import compact, empty, format_of, is_last, rows_of
 from fedspu.partial.remake import remake_of
-from fedspu.partial.spans import Span, num_in, take_span, take_spans
+from fedspu.partial.spans import Span, is_same, num_in, take_span, take_spans
 
 _SAVE_THEIR_RESULT = ("Relu", "Sigmoid", "Tanh", "Softmax", "Exp")
 """Operations that keep their output for their own backward pass."""
@@ -67,7 +67,21 @@ def read_by_part(
     name = x.grad_fn.name() if x.grad_fn is not None else ""
     if name.startswith(_SAVE_THEIR_RESULT) or (x.grad_fn is None and x.is_leaf):
         return (x,), partial(take_span, dim=dim, span=inputs)
-    return (compact(take_span(x, dim, inputs)),), _as_it_is
+    return (_shared_copy(x, dim, inputs),), _as_it_is
+
+
+def _shared_copy(x: Tensor, dim: int, inputs: Span) -> Tensor:
+    """The active channels of an input; the same copy for all layers that read it."""
+    known = getattr(x, "_fedspu_copy", None)
+    if known is not None:
+        version, along, span, copied = known
+        if version == x._version and along == dim and is_same(span, inputs):
+            found: Tensor = copied
+            return found
+    copied = compact(take_span(x, dim, inputs))
+    if not x.is_inference():
+        x._fedspu_copy = (x._version, dim, inputs, copied)  # type: ignore[attr-defined]
+    return copied
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -83,49 +97,6 @@ def fill(part: Tensor, dim: int, span: Span, shape: torch.Size) -> Tensor:
         whole.narrow(dim, 0, span).copy_(part)
         return whole
     return whole.index_copy_(dim, span.to(part.device), part)
-
-
-class LinearPart(torch.autograd.Function):
-    """``F.linear`` with the gradient of a part of its weight and bias."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        leaf: Tensor,
-        bias_leaf: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        part: Part,
-    ) -> Tensor:
-        """The plain operation; keeps what the active part's gradient reads."""
-        kept, ctx.read = read_by_part(x, -1, part.inputs)
-        ctx.save_for_backward(weight, *kept)
-        ctx.part, ctx.shape = part, x.shape
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the input and of the leaves."""
-        weight, *kept = ctx.saved_tensors
-        part: Part = ctx.part
-        whole = grad.reshape(-1, grad.shape[-1])
-        active = take_span(whole, 1, part.outputs)
-        grad_x = grad_leaf = grad_bias = None
-        if ctx.needs_input_grad[0] and part.is_truncated:
-            block = take_spans(weight, (part.rows, part.columns))
-            shape = (len(whole), ctx.shape[-1])
-            grad_x = fill(active @ block, 1, part.inputs, torch.Size(shape))
-            grad_x = grad_x.view(ctx.shape)
-        elif ctx.needs_input_grad[0]:
-            grad_x = (whole @ weight).view(ctx.shape)
-        if ctx.needs_input_grad[1]:
-            read = ctx.read(*kept)
-            grad_leaf = active.t() @ read.reshape(-1, read.shape[-1])
-        if ctx.needs_input_grad[2]:
-            grad_bias = take_span(whole, 1, part.bias).sum(0)
-        return grad_x, grad_leaf, grad_bias, None, None, None
 
 
 @dataclass(frozen=True)
@@ -308,7 +279,6 @@ class ConvolutionPart(torch.autograd.Function):
         conv: Convolution = ctx.conv
         if grad.dim() == 4 and format_of(grad) is not ctx.format:
             grad = grad.contiguous(memory_format=ctx.format)
-        active = take_span(grad, 1, part.outputs)
         num_in_active = num_in(part.inputs, ctx.shape[1])
         is_depthwise = conv.groups == ctx.shape[1]
         groups = num_in_active if is_depthwise else conv.groups
@@ -316,6 +286,7 @@ class ConvolutionPart(torch.autograd.Function):
         if ctx.needs_input_grad[0] and part.is_truncated:
             block = take_spans(weight, (part.rows, part.columns))
             shape = torch.Size((ctx.shape[0], num_in_active, *ctx.shape[2:]))
+            active = take_span(grad, 1, part.outputs)
             grad_part = conv.grad_input(active, shape, block, groups)
             grad_x = fill(grad_part, 1, part.inputs, ctx.shape)
         elif ctx.needs_input_grad[0]:
@@ -326,11 +297,28 @@ class ConvolutionPart(torch.autograd.Function):
                 num_in(part.columns, weight.shape[1]),
                 *weight.shape[2:],
             )
-            grad_leaf = conv.grad_weight(active, ctx.read(*kept), shape_leaf, groups)
+            if isinstance(part.rows, Tensor) and _fills_groups(part.rows, conv, weight):
+                shape_all = (len(weight), *shape_leaf[1:])
+                found = conv.grad_weight(grad, ctx.read(*kept), shape_all, groups)
+                grad_leaf = take_span(found, 0, part.rows)
+            else:
+                active = take_span(grad, 1, part.outputs)
+                found = ctx.read(*kept)
+                grad_leaf = conv.grad_weight(active, found, shape_leaf, groups)
         if ctx.needs_input_grad[2]:
             others = [dim for dim in range(grad.dim()) if dim != 1]
             grad_bias = take_span(grad, 1, part.bias).sum(others)
         return grad_x, grad_leaf, grad_bias, None, None, None, None
+
+
+def in_groups(count: int) -> int:
+    """How many channels PyTorch computes for so many: it takes them in groups."""
+    return 8 if count <= 8 else -(-count // 16) * 16
+
+
+def _fills_groups(rows: Tensor, conv: Convolution, weight: Tensor) -> bool:
+    """Whether some outputs cost as much as all, so that to pick them saves nothing."""
+    return conv.is_simple and in_groups(len(rows)) == in_groups(len(weight))
 
 
 class EmbeddingPart(torch.autograd.Function):
@@ -359,3 +347,25 @@ class EmbeddingPart(torch.autograd.Function):
         active = take_span(grad, -1, ctx.columns).contiguous()
         grad_leaf = torch.ops.aten.embedding_dense_backward(active, tokens, *ctx.rest)
         return None, grad_leaf, None, None, None, None
+
+
+class _Cut(torch.autograd.Function):
+    """The identity; backward keeps the gradient at some positions of one axis."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, span: Span) -> Tensor:
+        ctx.dim, ctx.span = dim, span
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        part = take_span(grad, ctx.dim, ctx.span)
+        return fill(part, ctx.dim, ctx.span, grad.shape), None, None
+
+
+def cut(x: Tensor, dim: int, span: Span) -> Tensor:
+    """The same values, whose gradient passes only at some positions of one axis."""
+    if span is None:
+        return x
+    found: Tensor = _Cut.apply(x, dim, span)  # type: ignore[no-untyped-call]  # torch has no hints here
+    return found

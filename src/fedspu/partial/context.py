@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 )
 
 import fedspu.partial.operations  # noqa: F401  # registers the kernels
+from fedspu.compiled.library import find
 from fedspu.errors import ModelError
 from fedspu.neurons.table import Active, Neurons
 from fedspu.partial.chain.autograd import running_chain
@@ -79,6 +80,7 @@ def partial_training(
         is_truncated=mode == "truncated",
         is_lean=saves == "lean",
         rounds_as_torch=layout == "index",
+        has_code=kernels != "torch" and find().library is not None,
     )
     arrangement = arrange(model, neurons, active, layout)
     with _arranged(model, arrangement):

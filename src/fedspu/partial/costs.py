@@ -4,7 +4,7 @@ from math import prod
 
 from torch import Tensor
 
-from fedspu.partial.block_gradients import Convolution
+from fedspu.partial.block_gradients import Convolution, in_groups
 from fedspu.partial.spans import Span, num_in
 from fedspu.partial.weight import How, Piece
 
@@ -26,18 +26,26 @@ def pays(
     """Whether a convolution's gradient is faster to compute for the block alone.
 
     PyTorch computes channels in groups, so nothing is saved by leaving out a few; but
-    taking the others out of the maps costs time. The block needs less memory anyway.
+    taking the others out of the maps costs time. The block needs less memory anyway:
+    ``lean`` gives that up only where channels are picked one by one, and most are kept.
     """
-    if how.is_truncated or how.is_lean or not conv.is_simple:
+    if how.is_truncated or not conv.is_simple:
+        return True
+    after, before = full.shape[:2]
+    is_picked = isinstance(inputs, Tensor) or isinstance(outputs, Tensor)
+    keeps_less = num_in(inputs, before) <= MOST_OF_ALL_KEPT * before
+    if how.is_lean and (keeps_less or not is_picked):
         return True
 
     def cost(*numbers: int) -> int:
-        return prod(8 if n <= 8 else -(-n // 16) * 16 for n in numbers)
+        return prod(map(in_groups, numbers))
 
-    after, before = full.shape[:2]
     block = cost(num_in(inputs, before), num_in(outputs, after))
     return block <= MOST_OF_ALL * cost(before, after)
 
 
 MOST_OF_ALL = 0.8
 """The share of a convolution's products from which on it is computed in full."""
+
+MOST_OF_ALL_KEPT = 0.7
+"""The share of the inputs from which on to pick them saves too little memory."""

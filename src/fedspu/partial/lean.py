@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from fedspu.compiled.clamps import clamped, clamped_back, format_of
 from fedspu.partial.block_gradients import fill
 from fedspu.partial.interception import replaced_forward
-from fedspu.partial.norms import LayerNormPart, NormPart, make_layer_normed
+from fedspu.partial.norms import layer_normed
 from fedspu.partial.operations import batch_normed
 from fedspu.partial.remake import (
     Remake,
@@ -33,7 +34,7 @@ from fedspu.partial.remake import (
     unpack,
 )
 from fedspu.partial.spans import Span, is_same, take_span
-from fedspu.partial.weight import OPERATIONS, Arguments, How, Piece
+from fedspu.partial.weight import OPERATIONS, Arguments, How
 
 
 @contextmanager
@@ -126,22 +127,29 @@ class _Clamp(torch.autograd.Function):
         ctx: Any, x: Tensor, low: float, high: float, need: Span, is_in_place: bool
     ) -> Tensor:
         if is_in_place:
-            y = x.clamp_(low, high)
             ctx.mark_dirty(x)
-        else:
-            y = x.clamp(low, high)
+        ctx.need, ctx.shape, ctx.order = need, x.shape, None
+        if need is None and (done := clamped(x, low, high, is_in_place)) is not None:
+            y, bits = done
+            ctx.save_for_backward(bits)
+            ctx.order = format_of(x)
+            return y
+        y = x.clamp_(low, high) if is_in_place else x.clamp(low, high)
         seen = take_span(y, 1, need)
         mask = seen > low
         if high != float("inf"):
             mask &= seen < high
         ctx.save_for_backward(pack(mask))
-        ctx.need, ctx.kept_shape, ctx.shape = need, mask.shape, x.shape
+        ctx.kept_shape = mask.shape
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        mask = unpack(ctx.saved_tensors[0], ctx.kept_shape)
+        (bits,) = ctx.saved_tensors
+        if ctx.order is not None:
+            return clamped_back(bits, grad, ctx.order), None, None, None, None
+        mask = unpack(bits, ctx.kept_shape)
         grad = take_span(grad, 1, ctx.need) * mask
         return fill(grad, 1, ctx.need, ctx.shape), None, None, None, None
 
@@ -242,18 +250,11 @@ def _batch_norm(func: Any, given: Arguments) -> Any:
 
 
 def _layer_norm(func: Any, given: Arguments) -> Any:
-    x = given["input"]
-    weight, bias = Piece(given.get("weight")), Piece(given.get("bias"))
-    if weight.full is None or bias.full is None or weight.full.dim() != 1:
+    done = layer_normed(given)
+    if done is None:
         return NotImplemented
-    if not x.dtype == weight.full.dtype == bias.full.dtype:
-        return NotImplemented
-    part, eps = NormPart(weight.span, bias.span), given.get("eps", 1e-5)
-    y, mean, deviation = LayerNormPart.apply(  # type: ignore[no-untyped-call]  # as above
-        x, weight.leaf, bias.leaf, weight.full, bias.full, eps, part
-    )
-    kept = (x.detach(), mean, deviation, weight.full, bias.full)
-    return note(y, Remake(kept, make_layer_normed, dim=x.dim() - 1))
+    y, remake = done
+    return note(y, remake)
 
 
 def _smooth(func: Any, given: Arguments) -> Any:

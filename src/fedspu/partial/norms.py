@@ -13,7 +13,9 @@ from torch.autograd.function import once_differentiable
 
 from fedspu.partial.block_gradients import fill
 from fedspu.partial.memory_format import is_last
+from fedspu.partial.remake import Remake
 from fedspu.partial.spans import Span, take_span
+from fedspu.partial.weight import Arguments, Piece
 
 
 def centre(x: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,12 +195,34 @@ class LayerNormPart(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the leaves."""
         x, weight, bias, mean, deviation = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:3])
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
-            grad, x, weight.shape, mean, deviation, weight, bias, [True, True, True]
+            grad, x, weight.shape, mean, deviation, weight, bias, wanted
         )
-        grad_weight = take_span(grad_weight, 0, ctx.part.weight)
-        grad_bias = take_span(grad_bias, 0, ctx.part.bias)
+        if wanted[1]:
+            grad_weight = take_span(grad_weight, 0, ctx.part.weight)
+        if wanted[2]:
+            grad_bias = take_span(grad_bias, 0, ctx.part.bias)
         return grad_x, grad_weight, grad_bias, *[None] * 4
+
+
+def layer_normed(given: Arguments) -> tuple[Tensor, Remake] | None:
+    """The output of a layer norm over the last axis, and how to make it again.
+
+    None if the norm is left to PyTorch: over more axes, or in another precision.
+    """
+    x = given["input"]
+    weight, bias = Piece(given.get("weight")), Piece(given.get("bias"))
+    if weight.full is None or bias.full is None or weight.full.dim() != 1:
+        return None
+    if not x.dtype == weight.full.dtype == bias.full.dtype:
+        return None
+    part, eps = NormPart(weight.span, bias.span), given.get("eps", 1e-5)
+    y, mean, deviation = LayerNormPart.apply(  # type: ignore[no-untyped-call]  # torch has no hints here
+        x, weight.leaf, bias.leaf, weight.full, bias.full, eps, part
+    )
+    kept = (x.detach(), mean, deviation, weight.full, bias.full)
+    return y, Remake(kept, make_layer_normed, dim=x.dim() - 1)
 
 
 def make_layer_normed(

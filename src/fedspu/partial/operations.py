@@ -16,13 +16,19 @@ from fedspu.partial.block_gradients import (
     Convolution,
     ConvolutionPart,
     EmbeddingPart,
-    LinearPart,
     Part,
-    fill,
+    cut,
 )
 from fedspu.partial.costs import is_small, pays
+from fedspu.partial.linear_gradients import LinearPart
 from fedspu.partial.memory_format import compact, format_of
-from fedspu.partial.norms import BatchNormPart, NormPart, make_batch_normed
+from fedspu.partial.norms import (
+    BatchNormPart,
+    NormPart,
+    layer_normed,
+    make_batch_normed,
+)
+from fedspu.partial.patterns import rms_normed, with_quick_gate
 from fedspu.partial.remake import Remake, need_of, note, transposed
 from fedspu.partial.spans import (
     Span,
@@ -50,8 +56,15 @@ def linear(func: Any, given: Arguments) -> Any:
         return NotImplemented
     _mark(given["weight"], given.get("bias"))
     rows, columns = weight.spans
-    part = Part(rows, columns, bias.span, columns, rows, weight.how.is_truncated)
+    how = weight.how
+    part = Part(
+        *(rows, columns, bias.span, columns, rows),
+        how.is_truncated,
+        given.get("how", how).rounds_as_torch,
+    )
     x, full, offset = _in_autocast(given["input"], weight.full, bias.full)
+    if how.has_code:
+        x = with_quick_gate(x)
     return LinearPart.apply(x, weight.leaf, bias.leaf, full, offset, part)  # type: ignore[no-untyped-call]  # torch has no hints here
 
 
@@ -165,6 +178,27 @@ def norm_pieces(given: Arguments) -> tuple[Piece, Piece, NormPart] | None:
     return weight, bias, NormPart(weight.span, bias.span, need, how.rounds_as_torch)
 
 
+def _layer_norm(func: Any, given: Arguments) -> Any:
+    done = layer_normed(given)
+    if done is None:
+        return NotImplemented
+    _mark(given["weight"], given["bias"])
+    return done[0]
+
+
+def _product(func: Any, given: Arguments) -> Any:
+    """A product with a weight, if that is the last step of an RMS norm."""
+    terms = given["input"], given["other"]
+    weight, x = terms if isinstance(terms[0], PartialWeight) else reversed(terms)
+    if isinstance(x, PartialWeight) or not isinstance(x, Tensor):
+        return NotImplemented
+    y = rms_normed(x, weight)
+    if y is None:
+        return NotImplemented
+    _mark(weight)
+    return y
+
+
 def _embedding(func: Any, given: Arguments) -> Any:
     weight, padding = given["weight"], given.get("padding_idx")
     if given.get("max_norm") is not None or given.get("sparse"):
@@ -235,7 +269,7 @@ def _projected(
         if bias is not None:
             biases = list(with_full_weights(bias).chunk(3))
         if Piece(packed).how.is_truncated:
-            inputs = [_cut(x, -1, packed.spans[1]) for x in inputs]
+            inputs = [cut(x, -1, packed.spans[1]) for x in inputs]
     q, k, v = map(_any_linear, inputs, weights, biases)
     return q, k, v
 
@@ -323,27 +357,6 @@ def _owners(span: Span, width: int) -> Span:
     return found
 
 
-class _Cut(torch.autograd.Function):
-    """The identity; backward keeps the gradient at some positions of one axis."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, span: Span) -> Tensor:
-        ctx.dim, ctx.span = dim, span
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        part = take_span(grad, ctx.dim, ctx.span)
-        return fill(part, ctx.dim, ctx.span, grad.shape), None, None
-
-
-def _cut(x: Tensor, dim: int, span: Span) -> Tensor:
-    if span is None:
-        return x
-    cut: Tensor = _Cut.apply(x, dim, span)  # type: ignore[no-untyped-call]  # as above
-    return cut
-
-
 _LINEAR = ("input", "weight", "bias")
 _CONV = (*_LINEAR, "stride", "padding", "dilation", "groups")
 _CONV_TRANSPOSE = (
@@ -365,6 +378,9 @@ OPERATIONS.update(
         F.conv_transpose2d: (_CONV_TRANSPOSE, convolution),
         F.conv_transpose3d: (_CONV_TRANSPOSE, convolution),
         F.batch_norm: (tuple(signature(F.batch_norm).parameters), batch_norm),
+        F.layer_norm: (tuple(signature(F.layer_norm).parameters), _layer_norm),
+        torch.mul: (("input", "other"), _product),
+        Tensor.mul: (("input", "other"), _product),
         F.embedding: (tuple(signature(F.embedding).parameters), _embedding),
         F.multi_head_attention_forward: (
             tuple(signature(F.multi_head_attention_forward).parameters),

@@ -67,7 +67,7 @@ def is_in_checkpoint() -> bool:
 def need_of(x: Tensor) -> Span:
     """The channels of the gradient of ``x`` that are read: all, or these."""
     noted = _note_of(x)
-    return noted.need if noted and not _is_looked_at(x) else None
+    return noted.need if noted and not is_looked_at(x) else None
 
 
 def _note_of(x: Tensor) -> _Note | None:
@@ -75,7 +75,8 @@ def _note_of(x: Tensor) -> _Note | None:
     return noted if noted and noted.version == x._version else None
 
 
-def _is_looked_at(x: Tensor) -> bool:
+def is_looked_at(x: Tensor) -> bool:
+    """Whether someone wants to see the gradient of ``x``."""
     return x.retains_grad or bool(x._backward_hooks)
 
 

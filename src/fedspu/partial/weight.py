@@ -27,11 +27,13 @@ class How:
     """What ``partial_training`` was asked for.
 
     ``rounds_as_torch``: a forward pass must equal the plain model's bit for bit.
+    ``has_code``: compiled code may run.
     """
 
     is_truncated: bool = False
     is_lean: bool = False
     rounds_as_torch: bool = False
+    has_code: bool = False
 
 
 OPERATIONS: dict[Any, tuple[tuple[str, ...], Callable[[Any, Arguments], Any]]] = {}
@@ -51,6 +53,7 @@ class PartialWeight(Tensor):
     full: Tensor
     spans: Spans
     how: How
+    is_view: bool  # whether the leaf is a part of the full weight's own memory
     written: tuple[int, int]  # the leaf's version and memory when last written back
     shown: Callable[[Tensor], Tensor]  # its value, in the order that the caller sees
     path: str  # how its gradient was last computed: see ``paths`` in context.py
@@ -65,12 +68,8 @@ class PartialWeight(Tensor):
         weight.leaf = leaf.requires_grad_(parameter.requires_grad)
         weight.written = (weight.leaf._version, weight.leaf.data_ptr())
         weight.path = "unused"
+        weight.is_view = not any(isinstance(span, Tensor) for span in spans)
         return weight
-
-    @property
-    def is_view(self) -> bool:
-        """Whether the leaf is a part of the full weight's own memory."""
-        return not any(isinstance(span, Tensor) for span in self.spans)
 
     def write_back(self) -> None:
         """Put the leaf's values into the full weight."""
@@ -90,11 +89,12 @@ class PartialWeight(Tensor):
 
     def now(self) -> Tensor:
         """The full weight as it is now, without a gradient."""
-        is_home = self.is_view and self.leaf.data_ptr() == self.full.data_ptr()
-        now = (self.leaf._version, self.leaf.data_ptr())
-        if not is_home and now != self.written:
+        leaf, full = self.leaf, self.full
+        if self.is_view and leaf.data_ptr() == full.data_ptr():
+            return full
+        if (leaf._version, leaf.data_ptr()) != self.written:
             self.write_back()
-        return self.full
+        return full
 
     def value(self) -> Tensor:
         """The full weight as it is now, sending its block's gradient to the leaf."""
@@ -115,17 +115,17 @@ class PartialWeight(Tensor):
             refuse_to_compile()
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            if func in OPERATIONS and "out" not in kwargs:
+                names, run = OPERATIONS[func]
+                out = run(func, dict(zip(names, args, strict=False)) | kwargs)
+                if out is not NotImplemented:
+                    return out
             if func in _OF_LEAF:
                 return func(args[0].leaf, *args[1:])
             if func in _PROPERTIES:
                 return func(*args, **kwargs)
             if _is_in_place(func, args, kwargs):
                 refuse_to_change()
-            if func in OPERATIONS:
-                names, run = OPERATIONS[func]
-                out = run(func, dict(zip(names, args, strict=False)) | kwargs)
-                if out is not NotImplemented:
-                    return out
             return func(*with_full_weights(args), **with_full_weights(kwargs))
 
 

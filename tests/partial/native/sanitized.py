@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspu.compiled import library, rows
+from fedspu.compiled import clamps, library, rows
 from fedspu.neurons.average import Average, Update
-from fedspu.partial import clamped_norms
+from fedspu.partial import clamped_norms, patterns
 from fedspu.partial.chain.native import calls, models, network
 from fedspu.partial.norms import NormPart
 from tests.partial.native.nets import (
@@ -54,6 +54,22 @@ def everything(
     judge(x)
     norm(number, seed)
     many_rows(number, seed)
+    pointwise(number, seed)
+
+
+def pointwise(number: int, seed: int) -> None:
+    """Clamps, gates and RMS norms of any size."""
+    x, other = torch.randn(2, number, seed + 1)
+    clamp = clamps.clamped(x, 0.0, 1.0, is_in_place=False)
+    assert clamp is not None
+    clamps.clamped_back(clamp[1], other, torch.contiguous_format)
+    a, b = x.clone().requires_grad_(), other.clone().requires_grad_()
+    for kind in range(3):
+        patterns._Gate.apply(a, b, x * other, kind).sum().backward()  # type: ignore[no-untyped-call]  # torch has no hints here
+    leaf = torch.ones(seed + 1, requires_grad=True)
+    scale = x.square().mean(1, keepdim=True).rsqrt()
+    rest = leaf.detach(), scale, x * scale, None
+    patterns._RmsNorm.apply(a, leaf, *rest).sum().backward()  # type: ignore[no-untyped-call]  # as above
 
 
 def norm(number: int, seed: int) -> None:
@@ -85,8 +101,9 @@ def many_rows(number: int, seed: int) -> None:
 
 if __name__ == "__main__":
     found = library.Found(library._opened(Path(sys.argv[1])), "with sanitizers")
-    for module in (network, models, clamped_norms):
+    for module in (network, models, clamped_norms, patterns):
         vars(module)["find"] = lambda: found
-    vars(rows)["loaded"] = lambda: found.library
+    for module in (rows, clamps):
+        vars(module)["loaded"] = lambda: found.library
     everything()
     sys.stdout.write("fine")

@@ -67,3 +67,27 @@ def test_the_width_of_vectors_changes_no_bit(
     for module in (network, models):
         monkeypatch.setattr(module, "find", lambda: narrow)
     assert all(map(torch.equal, wide, computed(model, shape, p)))
+
+
+def pointwise(found: library.Found) -> list[Tensor]:
+    """What the code computes for gates, RMS norms and clamps, by itself."""
+    torch.manual_seed(0)
+    x, other, grad = torch.randn(3, 7, 101)
+    weight, scale = torch.randn(101), torch.rand(7)
+    results = torch.zeros(9, 7, 101)
+    bits = torch.zeros(89, dtype=torch.uint8)
+    given = [tensor.data_ptr() for tensor in (x, other, grad)]
+    into = [result.data_ptr() for result in results]
+    code = found.library
+    assert code is not None
+    for kind in range(3):
+        code.gate_backward(kind, x.numel(), *given, *into[2 * kind : 2 * kind + 2])
+    norm = x.data_ptr(), weight.data_ptr(), scale.data_ptr(), grad.data_ptr()
+    assert code.rms_backward(7, 101, *norm, *into[6:8]) == 0
+    code.clamp_forward(x.numel(), given[0], 0.0, 1.0, into[8], bits.data_ptr())
+    return [*results, bits]
+
+
+@pytest.mark.skipif(not has_both, reason="this processor has no AVX-512")
+def test_nor_does_it_change_gates_norms_and_clamps(narrow: library.Found) -> None:
+    assert all(map(torch.equal, pointwise(library.find()), pointwise(narrow)))

@@ -3,6 +3,7 @@
 #include "map_norms.h"
 #include "norms.h"
 #include "rows.h"
+#include "smooth.h"
 
 // Input: [image][channel][row][column] -> groups of 16 images --------------------------
 

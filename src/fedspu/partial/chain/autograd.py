@@ -19,13 +19,13 @@ from torch.autograd.function import once_differentiable
 
 from fedspu.compiled.library import find
 from fedspu.partial.block_gradients import Convolution
-from fedspu.partial.chain.find import Link, find_chain, is_watched
+from fedspu.partial.chain.find import Link, find_chain, is_watched, trace
 from fedspu.partial.chain.native.models import Kernels, NativeForward
 from fedspu.partial.chain.native.stages import NotAChainError
 from fedspu.partial.chain.pooling import halves, pool, unpool
 from fedspu.partial.clamped_norms import clamping_norms
 from fedspu.partial.interception import replaced_forward
-from fedspu.partial.memory_format import usual_forward
+from fedspu.partial.memory_format import picks_channels, usual_forward
 from fedspu.partial.norms import batch_norm_back, batch_norm_back_, centre, track
 from fedspu.partial.remake import pack, unpack
 from fedspu.partial.spans import (
@@ -61,8 +61,8 @@ def running_chain(
     stages = _stages(model, find_chain(model), spans, list(trainable), how)
     has_code = kernels != "torch" and find().library is not None
     around = clamping_norms(model) if has_code else nullcontext
-    # In the faster memory format, a lean step would need more memory at its peak.
-    usual = None if how.is_lean else usual_forward(model, num_hooks, around)
+    may_be_last = not how.is_lean or picks_channels(model)
+    usual = usual_forward(model, num_hooks, around) if may_be_last else None
     if native is None and not stages:
         with replaced_forward(model, usual) if usual else nullcontext():
             yield
@@ -97,7 +97,7 @@ def _native(
     kernels: Kernels,
 ) -> NativeForward | None:
     """The compiled code for this model, if it may and can be used."""
-    if kernels == "torch" or find().library is None:
+    if kernels == "torch" or find().library is None or trace(model).graph is None:
         return None
     try:
         return NativeForward(model, spans, trainable, how.is_truncated, native_value)

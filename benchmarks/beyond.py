@@ -105,7 +105,9 @@ def picked(dataset: Dataset, method: str) -> str:
 
     FedAvg with a running mean plays the same rounds as without, and has its rate.
     """
-    scores = tried()[dataset]
+    scores = tried().get(dataset, {})
+    if not scores:
+        sys.exit(f"no learning rate was picked for {dataset}; begin with `tune`")
     tuned = FREE[0] if method in FREE else method
     rates = {rate: scores.get(with_rate(tuned, rate), 0.0) for rate in RATES[dataset]}
     return with_rate(method, max(rates, key=rates.__getitem__))
@@ -159,7 +161,7 @@ def shown(values: Sequence[float], sign: str = "") -> str:
 def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
     """How well each method does."""
     rows = []
-    for method in (OURS, *FREE, PAPER):
+    for method in (OURS, *FREE, PAPER) if dataset in tried() else ():
         found = [scores(results, dataset, alpha, method) for alpha in ALPHAS]
         if not any(found):
             continue

@@ -50,9 +50,8 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
         rest = [g for g in table.groups if g in candidates or g.counts]
         rest = [group for group in rest if group.name not in stuck]
         probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
-        if rest and not _slims(
-            probe, table, rest
-        ):  # each can be sliced, but not all at once
+        # Each can be sliced, but perhaps not all at once.
+        if rest and not _slims(probe, table, rest):
             together: list[NeuronGroup] = []
             for alike in alike_groups(rest):
                 if _slims(probe, table, [*together, *alike]):

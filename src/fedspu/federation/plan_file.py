@@ -174,6 +174,7 @@ def _describe_table(neurons: Neurons) -> dict[str, Any]:
         "norm_tensors": sorted(neurons.norm_tensors),
         "fixed": [asdict(fixed) for fixed in neurons.fixed],
         "unreached": list(neurons.unreached),
+        "resized": {line: list(axes) for line, axes in neurons.resized.items()},
     }
 
 
@@ -185,6 +186,7 @@ def _restore_table(found: dict[str, Any]) -> Neurons:
         norm_tensors=frozenset(found["norm_tensors"]),
         fixed=tuple(Fixed(tuple(f["tensors"]), f["reason"]) for f in found["fixed"]),
         unreached=tuple(found["unreached"]),
+        resized={line: (a, b) for line, (a, b) in found.get("resized", {}).items()},
     )
 
 

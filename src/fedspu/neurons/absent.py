@@ -22,15 +22,19 @@ def others(size: int, kept: Tensor) -> Tensor:
 class Without(Operations):
     """Inside, channels that are absent count nowhere.
 
-    A tensor has absent channels along an axis if it is zero exactly where one of the
-    given patterns says so. They stay zero whatever is done to values one by one, and
-    means, norms and the like are taken over the other channels.
+    A tensor has absent channels along an axis if it is zero where one of the given
+    patterns says so. They stay zero whatever is done to values one by one, and means,
+    norms and the like are taken over the other channels.
+
+    Channels may be zero by themselves, too, and then fit the patterns of other groups:
+    of several that fit, the one counts that a tensor fitted exactly just before.
     """
 
     def __init__(self, absent: Iterable[Tensor]) -> None:
         super().__init__()
         self.patterns: dict[int, list[Tensor]] = defaultdict(list)
         self._known: dict[int, tuple[Any, int, dict[int, Tensor | None]]] = {}
+        self._exact: dict[int, list[Tensor]] = defaultdict(list)  # the last one last
         for pattern in absent:
             alike = self.patterns[len(pattern)]
             is_new = not any(torch.equal(pattern, other) for other in alike)
@@ -51,7 +55,8 @@ class Without(Operations):
             return func(x, *args[1:], **kwargs)
         if name in _NORMS:
             dim, normed = _NORMS[name]
-            if (left := self.left(x, dim % x.dim())) is not None:
+            left = self.left(x, dim % x.dim()) if -x.dim() <= dim < x.dim() else None
+            if left is not None:
                 return normed(func, args, left)
         out = func(*args, **kwargs)
         if name in _CHANNELWISE:
@@ -85,12 +90,14 @@ class Without(Operations):
         others = [d for d in range(x.dim()) if d != dim]
         largest = torch.linalg.vector_norm(x, float("inf"), others) if others else x
         is_zero = largest == 0
-        absent = torch.zeros_like(is_zero)
-        for pattern in patterns:
-            if bool(is_zero[pattern].all()):
-                absent |= pattern
-        if bool(is_zero.all()) or not bool(absent.any()):
+        fitting = [pattern for pattern in patterns if bool(is_zero[pattern].all())]
+        if bool(is_zero.all()) or not fitting:
             return None
+        exact = [pattern for pattern in fitting if torch.equal(pattern, is_zero)]
+        before = self._exact[len(is_zero)]
+        before += exact
+        known = [seen for seen in before if any(seen is fits for fits in fitting)]
+        absent = known[-1] if known else torch.stack(fitting).any(0)
         return (~absent).nonzero().flatten()
 
     def _empty(self, out: Tensor, given: list[Tensor]) -> None:
@@ -151,7 +158,17 @@ def _group_norm(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
     return out, x.new_empty(0), x.new_empty(0)
 
 
+def _weight_norm(func: Any, args: tuple[Any, ...], left: Tensor) -> Any:
+    """A batch norm of the rows of one weight, (1, rows, columns), over some columns."""
+    x, *values = args
+    if len(x) > 1 or x.dim() != 3:
+        return func(*args)
+    out, *rest = func(x.index_select(2, left), *values)
+    return (torch.zeros_like(x).index_copy(2, left, out), *rest)
+
+
 _NORMS: dict[str, tuple[int, Any]] = {
+    "native_batch_norm": (2, _weight_norm),
     "native_layer_norm": (-1, _layer_norm),
     "_fused_rms_norm": (-1, _layer_norm),
     "native_group_norm": (1, _group_norm),

@@ -20,6 +20,7 @@ from fedspu.neurons.calls import (
     plain_tensors,
 )
 from fedspu.neurons.layers import kind_of
+from fedspu.neurons.sizes import Mismatch, Reshape
 
 POOL = 200_003
 """So many random numbers are drawn for large tensors: a prime, so that rows differ."""
@@ -67,6 +68,8 @@ class Probe:
             for name, tensor in all_tensors(self.model)
         }
         self.trials_left = 0  # of slim copies
+        self.mismatches: list[Mismatch] = []  # in the last of these
+        self.reshapes: dict[str, list[Reshape]] = {}  # of the full model, once needed
         self.is_deaf = False  # whether the output depends on hardly any neuron
         self._fewer: Any = None  # examples, once they are known to be independent
         self._recorded: list[Tensor] = []  # the output, with its gradients

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedspu.neurons.blocks import extract
 from fedspu.neurons.calls import copy_model
 from fedspu.neurons.layers import Cut, kind_of
+from fedspu.neurons.sizes import resize_lines
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons, State
 
 
@@ -26,7 +27,9 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
             f"{', '.join(whole)}",
             stacklevel=2,
         )
-    return cut_model(copy_model(model), neurons, kept)
+    slim = cut_model(copy_model(model), neurons, kept)
+    resize_lines(slim, neurons.resized)
+    return slim
 
 
 def cut_model(slim: nn.Module, neurons: Neurons, kept: Active) -> nn.Module:
@@ -43,7 +46,9 @@ def cut_model(slim: nn.Module, neurons: Neurons, kept: Active) -> nn.Module:
         for path in group.counts:
             owner, _, key = path.rpartition(".")
             stored = vars(slim.get_submodule(owner))
-            stored[key] = stored[key] * len(kept[group.name]) // group.size
+            number = stored[key] if type(stored[key]) is int else stored[key][0]
+            number = number * len(kept[group.name]) // group.size
+            stored[key] = number if type(stored[key]) is int else (number,)
     return slim
 
 

@@ -2,12 +2,17 @@
 
 A slim copy must give what the full model gives if the dropped neurons did not exist:
 their entries are zero, and norms, means and the like do not count them. A copy may fail
-because the model has the number of its neurons written down somewhere.
+because the model has the number of its neurons written down somewhere: stored in a
+layer, or in a line that reshapes. Both are looked for.
 """
 
 import warnings
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from math import prod
 
 import torch
 from torch import Tensor
@@ -17,6 +22,7 @@ from fedspu.neurons.absent import Without, others
 from fedspu.neurons.calls import restored, without_shortcuts
 from fedspu.neurons.probe import NUM_QUICK, Probe, distance, tolerance
 from fedspu.neurons.search import alike_groups, failing, without_numbers
+from fedspu.neurons.sizes import WatchedSizes
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
 
@@ -41,17 +47,20 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
         return table
     else:
         stuck = set()
+        with WatchedSizes({}) as sizes:
+            probe.run()
+        probe.reshapes = sizes.seen
+        names = {group.name for group in candidates}
         work = partial(_slim_together, probe, table)
         for alike in failing(alike_groups(candidates), work, is_sure=True):
-            failed = _stuck(probe, table, alike)
-            counted = _counted(probe, table, [g for g in alike if g.name in failed])
-            table = _with(table, counted)
-            stuck |= failed - {group.name for group in counted}
-        rest = [g for g in table.groups if g in candidates or g.counts]
-        rest = [group for group in rest if group.name not in stuck]
+            table, failed = _repaired(probe, table, alike)
+            stuck |= failed
+        rest = [g for g in table.groups if g.name in names - stuck]
         probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
         # Each can be sliced, but perhaps not all at once.
-        if rest and not _slims(probe, table, rest):
+        if rest and (mended := _mended(probe, table, rest)) is not None:
+            table = mended
+        elif rest:
             together: list[NeuronGroup] = []
             for alike in alike_groups(rest):
                 if _slims(probe, table, [*together, *alike]):
@@ -60,6 +69,20 @@ def prove_slim(probe: Probe, table: Neurons) -> Neurons:
     return _with(
         table, [replace(g, slim=False) for g in table.groups if g.name in stuck]
     )
+
+
+def _repaired(
+    probe: Probe, table: Neurons, alike: list[NeuronGroup]
+) -> tuple[Neurons, set[str]]:
+    """The table with which some alike groups can be sliced, and those that cannot."""
+    if (mended := _mended(probe, table, alike)) is not None:
+        return mended, set()
+    failed = _stuck(probe, table, alike)
+    wrong = [group for group in alike if group.name in failed]
+    mended = _counted(probe, table, wrong)
+    if mended is None:
+        mended = _mended(probe, table, wrong, _sizes_of(wrong))
+    return (table, failed) if mended is None else (mended, set())
 
 
 def _size(probe: Probe) -> int:
@@ -95,25 +118,24 @@ MOST_CHOICES = 8
 MOST_LAYERS = 60
 
 
-def _counted(
-    probe: Probe, table: Neurons, alike: list[NeuronGroup]
-) -> list[NeuronGroup]:
-    """The same groups with their ``counts``; none if no stored numbers explain them."""
+def _counted(probe: Probe, table: Neurons, alike: list[NeuronGroup]) -> Neurons | None:
+    """The table with these groups' ``counts``; None if no numbers explain them."""
     stored = [_stored(probe, group) for group in alike]
     keys = sorted(stored[0]) if stored else []
     choices = [keys, *([k for k in keys if k != key] for key in keys if len(keys) > 1)]
     choices += [[key] for key in keys if len(keys) > 2]
     for choice in choices[:MOST_CHOICES] if keys else ():
         counted = [
-            replace(group, counts=tuple(found[key] for key in choice if key in found))
+            replace(group, counts=tuple(chain(*(found.get(k, ()) for k in choice))))
             for group, found in zip(alike, stored, strict=True)
         ]
-        if _slims(probe, _with(table, counted), counted):
-            return counted
-    return []
+        mended = _mended(probe, _with(table, counted), counted, _sizes_of(counted))
+        if mended is not None:
+            return mended
+    return None
 
 
-def _stored(probe: Probe, group: NeuronGroup) -> dict[str, str]:
+def _stored(probe: Probe, group: NeuronGroup) -> dict[str, list[str]]:
     """The integers near a group that may be its size: their paths, by a short name."""
     paths = [name.split(".")[:-1] for name in group.tensors if name not in probe.plain]
     common = paths[0]
@@ -131,16 +153,59 @@ def _stored(probe: Probe, group: NeuronGroup) -> dict[str, str]:
         for path, layer in layers.items()
         if owned & (ids := {id(p) for p in layer.parameters(False)}) or not ids
     }
-    sizes = {group.size} | {group.size * axis.repeat for axis in group.axes}
-    return {
-        f"{without_numbers(path.removeprefix(prefix))}.{key}": f"{path}.{key}".lstrip(
-            "."
-        )
-        for path, layer in layers.items()
-        if not type(layer).__module__.startswith("torch.")
-        for key, value in vars(layer).items()
-        if type(value) is int and value in sizes
-    }
+    sizes = _sizes_of([group])
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, layer in layers.items():
+        short = without_numbers(path.removeprefix(prefix))
+        is_own = not type(layer).__module__.startswith("torch.")
+        for key, value in vars(layer).items() if is_own else ():
+            if _number(value) in sizes:
+                found[f"{short}.{key}"].append(f"{path}.{key}".lstrip("."))
+    return found
+
+
+def _number(value: object) -> int | None:
+    """The number, if a value is one or holds a single one."""
+    if type(value) is tuple and len(value) == 1:
+        value = value[0]
+    return value if type(value) is int else None
+
+
+# Numbers of neurons in lines that reshape ---------------------------------------------
+
+MOST_LINES = 6
+
+
+def _mended(
+    probe: Probe,
+    table: Neurons,
+    groups: list[NeuronGroup],
+    sizes: Collection[int] = (),
+    lines: int = MOST_LINES,
+) -> Neurons | None:
+    """The table with which these groups can be sliced; None if none was found.
+
+    Lines that reshape get other sizes where that helps: those that follow from other
+    sizes, and those that are written down, if they are among ``sizes``.
+    """
+    if _slims(probe, table, groups):
+        return table
+    unfit = [m for m in probe.mismatches if m.line not in table.resized]
+    for resized in unfit[0].mended(sizes) if unfit and lines else ():
+        changed = replace(table, resized={**table.resized, unfit[0].line: resized})
+        mended = _mended(probe, changed, groups, sizes, lines - 1)
+        if mended is not None:
+            return mended
+    return None
+
+
+def _sizes_of(groups: list[NeuronGroup]) -> set[int]:
+    """Sizes of axes along which these groups lie, alone or with others."""
+    found = {group.size for group in groups}
+    for group in groups:
+        for axis in group.axes:
+            found |= {group.size * axis.repeat, group.size * axis.repeat * axis.copies}
+    return found
 
 
 def _with(table: Neurons, changed: list[NeuronGroup]) -> Neurons:
@@ -186,9 +251,12 @@ def _is_slim_right(probe: Probe, table: Neurons, active: Active) -> bool:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            sizes = WatchedSizes(table.resized, probe.reshapes)
+            probe.mismatches = sizes.mismatches
             with restored(probe.model):
                 cut_model(probe.model, table, slimmable(table, active))
-                outputs = probe.run()
+                with sizes:
+                    outputs = probe.run()
             if [out.shape for out in outputs] != [out.shape for out in probe.output]:
                 return False
             wanted = _output_without(probe, table, active)
@@ -219,8 +287,10 @@ def _output_without(probe: Probe, table: Neurons, active: Active) -> list[Tensor
             for dim, size in enumerate(tensor.shape):
                 kept = table.active_along(active, name, dim, size)
                 if kept is not None and len(kept) < size:
-                    absent.append(others(size, kept))
-                    places[dim] = absent[-1].nonzero().flatten()
+                    gone = others(size, kept)
+                    places[dim] = gone.nonzero().flatten()
+                    behind = prod(tensor.shape[dim + 1 :])  # a weight may be flattened
+                    absent += [gone, gone.repeat_interleave(behind)]
             if places:
                 probe.blank(name, places)
         with without_shortcuts(), Without(absent):

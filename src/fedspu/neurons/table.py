@@ -128,7 +128,9 @@ class Neurons:
     floating-point statistics of normalisation layers (``statistics``).
     ``norm_tensors`` are all tensors of normalisation layers, for the policy that keeps
     them with the client. ``unreached`` parameters took no part in the example's forward
-    pass, so nothing is known about what their neurons are connected to.
+    pass, so nothing is known about what their neurons are connected to. ``resized`` are
+    lines of the model's code that reshape, and must do so otherwise in a slim copy
+    (``sizes.py``).
     """
 
     groups: tuple[NeuronGroup, ...]
@@ -137,6 +139,7 @@ class Neurons:
     norm_tensors: frozenset[str] = frozenset()
     fixed: tuple[Fixed, ...] = ()
     unreached: tuple[str, ...] = ()
+    resized: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
     _index: dict[tuple[str, int], list[tuple[NeuronGroup, Tensor]]] = field(
         init=False, repr=False, compare=False
     )

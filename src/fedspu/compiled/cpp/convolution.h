@@ -24,6 +24,8 @@ INLINE void with_size(int size, Use use) {
   use(std::integral_constant<int, MOST>());
 }
 
+enum { STRIP = 4 };                    // rows at a time
+
 // M outputs at some neighbouring columns.
 template <int M, int COLS>
 INLINE void sum_tile(const TapSum& t, const float* in, float* const* out, long at) {
@@ -64,8 +66,25 @@ static void sum_taps(const TapSum& t, float* const* out) {
   }
 }
 
-static void sum_taps(const TapSum& t, float* const* out, int size) {
-  with_size<OUTPUTS>(size, [&](auto m) { sum_taps<m>(t, out); });
+// Sums for all blocks of outputs, a few rows at a time, so that the rows they read stay in
+// the cache from block to block. use(b, out) says where the outputs of block b are.
+template <class Use>
+static void sum_rows(TapSum& t, const Split& blocks, Use use) {
+  const float *in = t.in, *weights = t.weights;
+  const int rows = t.rows;
+  for (int r = 0; r < rows; r += STRIP) {
+    t.in = in + r * t.in_row;
+    t.rows = std::min((int)STRIP, rows - r);
+    t.weights = weights;
+    for (size_t b = 0; b < blocks.size.size(); b++) {
+      float* out[OUTPUTS];
+      use(b, out);
+      for (int i = 0; i < blocks.size[b]; i++) out[i] += r * t.out_row;
+      with_size<OUTPUTS>(blocks.size[b], [&](auto m) { sum_taps<m>(t, out); });
+      t.weights += (long)t.taps * blocks.size[b];
+    }
+  }
+  t.in = in;
 }
 
 // Forward -----------------------------------------------------------------------------
@@ -91,14 +110,11 @@ static void convolve(const Stage& s, StageMemory& m, const float* in, const floa
   t.in_col = (long)s.stride_w * LANES;
   t.out_row = s.y_row;
   t.out_col = LANES;
-  for (size_t b = 0; b < s.out_blocks.size.size(); b++) {
+  sum_rows(t, s.out_blocks, [&](int b, float** out) {
     const int first = s.out_blocks.first[b], size = s.out_blocks.size[b];
-    float* out[OUTPUTS];
     for (int i = 0; i < size; i++) out[i] = m.y_of(s, g, first + i);
     t.begin = bias ? bias + first : nullptr;
-    sum_taps(t, out, size);
-    t.weights += (long)t.taps * size;
-  }
+  });
 }
 
 // The gradient of the input -----------------------------------------------------------
@@ -127,15 +143,12 @@ static void convolve_back(const Stage& s, const Stage& below, StageMemory& m, fl
     t.taps = taps.offset.size();
     t.rows = (s.in_h - taps.row + s.stride_h - 1) / s.stride_h;
     t.cols = (s.in_w - taps.col + s.stride_w - 1) / s.stride_w;
-    for (size_t b = 0; b < s.in_blocks.size.size(); b++) {
+    sum_rows(t, s.in_blocks, [&](int b, float** out) {
       const int first = s.in_blocks.first[b], size = s.in_blocks.size[b];
-      float* out[OUTPUTS];
       for (int i = 0; i < size; i++)
         out[i] = grad + below.need_[first + i] * below.grad_plane +
                  ((long)taps.row * s.in_w + taps.col) * LANES;
-      sum_taps(t, out, size);
-      t.weights += (long)t.taps * size;
-    }
+    });
   }
 }
 

@@ -14,6 +14,7 @@ from fedspu.neurons.absent import Without
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove
+from fedspu.neurons.sizes import Sizes
 from fedspu.neurons.slim import slim_neurons
 from tests.oracles.models import seeded
 
@@ -255,6 +256,25 @@ def test_a_slim_copy_with_sizes_that_are_worked_out_can_be_copied_and_slimmed() 
     slim = copy.deepcopy(slim_model(model, neurons, first))
     again = slim_model(slim, slim_neurons(neurons, first), second)
     assert torch.equal(again(x), slim_model(model, neurons, once)(x))
+
+
+def test_a_slim_copy_with_sizes_that_are_worked_out_can_be_exported() -> None:
+    model, neurons, x = stream("plain")
+    active = neurons.everything() | {"embed": torch.tensor([0, 2, 5])}
+    slim = slim_model(model, neurons, active).eval()
+    sizes = ({0: torch.export.Dim("batch")},)
+    exported = torch.export.export(slim, (x,), dynamic_shapes=sizes).module()
+    more = torch.randn(5, 4, 5)
+    assert torch.allclose(exported(more), slim(more))
+
+
+def test_other_ways_to_reshape_stay_as_they_are() -> None:
+    with Sizes({}):
+        assert torch.ones(1).view(()).shape == ()
+        assert torch.ones(2).view(torch.int32).dtype == torch.int32
+        assert torch.ones(6).reshape(shape=(2, 3)).shape == (2, 3)
+        assert torch.ones(6).view(torch.Size([2, 3])).shape == (2, 3)
+        assert torch.reshape(torch.ones(6), (3, -1)).shape == (3, 2)
 
 
 def test_a_number_that_many_layers_store_is_changed_in_all_of_them() -> None:

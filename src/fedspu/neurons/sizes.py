@@ -87,9 +87,9 @@ class Sizes(TorchFunctionMode):
         if func not in RESHAPES or kwargs or len(args) < 2:
             return func(*args, **(kwargs or {}))
         x, *sizes = args
-        if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
+        if isinstance(sizes[0], tuple | list):
             sizes = list(sizes[0])
-        if not all(isinstance(size, int) for size in sizes):  # a view as another type
+        if not sizes or isinstance(sizes[0], torch.dtype):  # a number; another type
             return func(*args)
         line = _line(sys._getframe(1))
         kept, inferred = self.resized.get(line, (None, None))

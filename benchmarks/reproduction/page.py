@@ -98,14 +98,14 @@ def page(results: Sequence[Result]) -> str:
         "CIFAR-10 is the paper's data; EMNIST is `femnist` and Google Speech is "
         "`speech23`, with 200 rounds: there, only the order of methods may be compared."
     )
-    whole = complete(results)
+    whole, timed = complete(results), read_times()
     tables = [
-        claims_table(results, cut, read_times()),
+        claims_table(results, cut, timed),
         gap_table(results, False),
         gap_table(results, True),
         accuracy_table("table1", whole, cut),
         accuracy_table("table2", whole, cut),
-        cost_table(whole, cut),
+        cost_table(whole, cut, timed),
         rounds_table(results, cut),
         memory_table(),
     ]

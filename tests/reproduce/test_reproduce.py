@@ -1,5 +1,6 @@
 """The paper's tables: printed numbers, our numbers, and what is said about both."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, get_args
@@ -83,6 +84,21 @@ def test_costs_have_bytes_and_the_paper_s_unit() -> None:
     assert rows["GB sent, ours"][5] == "1.049"
     assert (rows["/ fastest, ours"][5], rows["/ fastest, ours"][2]) == ("1.00", "2.00")
     assert rows["its unit, paper"][5] == "18.04"
+
+
+def test_times_may_come_from_other_runs() -> None:
+    listed = [result("fedspu", 0.1, 0.5), result("hermes", 0.1, 0.5)]
+    timed = [
+        replace(result(method, 0.5, 0.4, train_cpu_seconds=seconds), rounds=20)
+        for method, seconds in (("fedspu", 3.0), ("hermes", 2.0))
+    ]
+    table = cost_table(listed, "cut", timed)
+    rows = {row[1]: row[2:] for row in table.rows}
+    assert (rows["/ fastest, ours"][5], rows["/ fastest, ours"][2]) == ("1.50", "1.00")
+    assert rows["/ fastest, ours"][6] == "-"  # with early stopping, nothing was timed
+    assert rows["GB sent, ours"][5] == "1.049"
+    assert any("of 20 rounds each" in note for note in table.notes)
+    assert cost_table(listed, "cut", []).rows[0][2:] == ("-",) * 7
 
 
 def test_rounds_are_shown_by_alpha() -> None:

@@ -34,14 +34,15 @@ class Reshape:
     def kept(self) -> set[int]:
         """If one is worked out, the axes that stay as long as they were.
 
-        Both from the front (0, 1 ...) and from the end (-1, -2 ...).
+        Counted from the front, and from the end (-1, -2 ...) if their number changes.
         """
         if -1 not in self.asked:
             return set()
         others = -prod(self.asked)
         got = [prod(self.given) // max(1, others) if n < 0 else n for n in self.asked]
         number = min(len(got), len(self.given))
-        return {i for i in range(-number, number) if got[i] == self.given[i]}
+        first = 0 if len(got) == len(self.given) else -number
+        return {i for i in range(first, number) if got[i] == self.given[i]}
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,8 @@ def _write(file: Path, results: Sequence[Result]) -> None:
     lines = []
     for result in results:
         summary = {k: result.summary[k] for k in KEPT if k in result.summary}
+        if "dataset" in summary:  # without the folder that the file was in
+            summary["dataset"] = Path(summary["dataset"]).name
         lines.append(json.dumps(asdict(replace(result, summary=summary))))
     text = ",\n".join(lines)
     file.write_text(f"[\n{text}\n]\n", encoding="utf-8")

@@ -28,7 +28,6 @@ def typed(words: Sequence[str], until: bytes, times: int) -> tuple[int, str]:
         os.environ |= {"COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
         os.execv(sys.executable, [sys.executable, "-c", MAIN, *words])
     shown, left, end = b"", times, time.monotonic() + 120
-    again = end
     while time.monotonic() < end:
         if not select.select([screen], [], [], 0.1)[0]:
             continue
@@ -40,10 +39,7 @@ def typed(words: Sequence[str], until: bytes, times: int) -> tuple[int, str]:
             for _ in range(left):
                 os.write(screen, b"\x03")
                 time.sleep(0.03)  # so that the next comes while the command ends
-            left, again = 0, time.monotonic() + 2 * console.PATIENCE
-        if time.monotonic() > again:  # Python lost the first, as in a __del__
-            os.write(screen, b"\x03")
-            again = time.monotonic() + 2 * console.PATIENCE
+            left = 0
     os.close(screen)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), shown.decode()
@@ -106,6 +102,42 @@ def test_only_the_first_ctrl_c_counts_while_a_command_ends(
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # Python itself ends
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+LOST = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+from fedspu.cli.console import one_interrupt
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+class Dying:
+    def __del__(self):
+        interrupt()
+
+def forking():
+    os.register_at_fork(after_in_parent=interrupt)
+    if os.fork() == 0:
+        os._exit(0)
+
+with one_interrupt():
+    try:
+        {how}()
+        print("lost")
+        time.sleep(10)
+        print("for good")
+    except KeyboardInterrupt:
+        print("found again")
+"""
+
+
+@pytest.mark.parametrize("how", ["Dying", "forking"])
+def test_an_interrupt_that_python_ignores_is_tried_again(how: str) -> None:
+    words = [sys.executable, "-c", LOST.format(how=how)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n") == ["lost", "found again", ""]
+    assert done.stderr == ""
 
 
 LOADED = """

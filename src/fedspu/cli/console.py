@@ -64,6 +64,9 @@ def plain_warnings() -> Iterator[None]:
 PATIENCE = 3.0
 """Seconds that a command may take to end before another Ctrl-C counts."""
 
+SOON = 0.02
+"""Seconds after which an interrupt that Python lost is tried again."""
+
 
 @contextmanager
 def one_interrupt() -> Iterator[None]:
@@ -82,11 +85,23 @@ def one_interrupt() -> Iterator[None]:
             ends[0] = time.monotonic() + PATIENCE
             raise KeyboardInterrupt
 
+    def ignored(what: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            show_ignored(what)
+            return
+        # Python loses it in a __del__ or while a process forks: interrupt once more.
+        ends[0] = 0.0
+        again = threading.Timer(SOON, signal.raise_signal, [signal.SIGINT])
+        again.daemon = True
+        again.start()
+
+    show_ignored, sys.unraisablehook = sys.unraisablehook, ignored
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN if ends[0] else before)
+        sys.unraisablehook = show_ignored
 
 
 def _is_loading(frame: FrameType | None) -> bool:

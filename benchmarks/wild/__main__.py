@@ -59,6 +59,7 @@ def examine(model: nn.Module, example: Any) -> dict[str, Any]:
     return {
         "share": kept / max(1, total),
         "slim": slim,
+        "whole": [g.name for g in neurons.groups if not g.slim and g.size > 1],
         "seconds": seconds,
         "groups": len(neurons.groups),
         "permutable": sum(group.permutable for group in neurons.groups),

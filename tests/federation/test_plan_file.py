@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspu import Axis, NeuronGroup, Neurons
+from fedspu.errors import ModelError
 from fedspu.federation.plan import Build, Plan, Remodelled
 from fedspu.federation.plan_file import describe_plan, restore_plan
 from fedspu.methods import Entry, all_methods
@@ -150,6 +151,23 @@ def test_every_entry_of_a_table_is_read_again() -> None:
     found = restored(replace(ready, plan=plan), mlp)
     assert found.neurons == table
     assert str(found.neurons) == str(table)
+
+
+def test_a_plan_made_with_other_code_of_the_model_is_refused() -> None:
+    place = f"{json.__name__}.{json.loads.__qualname__}:"
+    number = json.loads.__code__.co_firstlineno
+    ready = plain()
+    table = replace(ready.plan.neurons, resized={f"{place}{number}": (None, 1)})
+    plan = replace(ready.plan, neurons=table)
+    assert restored(replace(ready, plan=plan), mlp).neurons == table
+    text = describe_plan(plan, ready.sample)
+    changed = text.replace("def loads(", "def reads(")
+    assert changed != text
+    with pytest.raises(ModelError, match=r"here the line is 'def loads\(.*reads"):
+        restore_plan(
+            *(Path("run"), changed, plan.settings, plan.method, plan.task),
+            *(mlp, plan.initial),
+        )
 
 
 def test_what_is_saved_is_strict_json() -> None:

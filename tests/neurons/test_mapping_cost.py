@@ -12,6 +12,7 @@ import fedspu
 from fedspu.neurons import slim_proof
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.tracing.rules.moves import _viewed
+from tests.oracles.models import seeded
 from tests.oracles.zoo import noise
 
 
@@ -80,7 +81,7 @@ def test_neurons_are_found_where_weights_are_normed() -> None:
     }
 
 
-def test_groups_that_were_not_tried_in_time_stay_whole(
+def test_groups_that_were_not_tried_in_time_are_padded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Counted(nn.Module):
@@ -100,5 +101,33 @@ def test_groups_that_were_not_tried_in_time_stay_whole(
     monkeypatch.setattr(slim_proof, "LEAST_TRIALS", 1)
     neurons = fedspu.map_neurons(Counted(), noise(2, 6))
     assert [group.size for group in neurons.groups] == [8, 8, 8]
-    assert not any(group.slim for group in neurons.groups)
+    assert all(group.slim and group.padded for group in neurons.groups)
     assert all(group.permutable for group in neurons.groups)
+
+
+class Products(nn.Module):
+    """Activations that are multiplied with one another: a chaotic map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(nn.Linear(16, 32) for _ in range(24))
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.blocks:
+            left, right = layer(x).chunk(2, -1)
+            x = x + torch.sin(left * right)
+        out: Tensor = self.last(x)
+        return out
+
+
+def test_a_model_that_amplifies_rounding_is_tried_with_smaller_changes() -> None:
+    with seeded(0):
+        model = Products()
+    neurons = fedspu.map_neurons(model, noise(2, 6))
+    assert [group.size for group in neurons.groups] == [16]
+    assert neurons.groups[0].permutable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedspu
-from fedspu import Neurons, map_neurons
+from fedspu import Neurons, NeuronWarning, extract, map_neurons, merge, slim_model
 from fedspu.neurons.calls import as_double, call, copy_model, outputs_of
 from fedspu.neurons.slim import slimmable
 from tests.oracles.models import reordered, seeded
@@ -183,8 +183,66 @@ def test_a_table_kept_as_a_plain_attribute_stays_in_place() -> None:
     neurons = table_of("vit_plain_table")
     stream = next(group for group in neurons.groups if group.size == 16)
     assert not stream.permutable
-    assert not stream.slim
-    assert "positions" not in stream.tensors
+
+
+@pytest.mark.filterwarnings("ignore::fedspu.NeuronWarning")
+def test_a_table_kept_as_a_plain_attribute_is_sliced_in_a_slim_copy() -> None:
+    pattern = next(p for p in PATTERNS if p.name == "vit_plain_table")
+    with seeded(0):
+        model: Any = pattern.build().double().eval()
+    example = pattern.example().double()
+    neurons = map_neurons(model, example)
+    stream = next(group for group in neurons.groups if group.size == 16)
+    assert stream.slim
+    active = neurons.everything() | {stream.name: torch.arange(0, 16, 3)}
+    slim: Any = slim_model(model, neurons, active)
+    assert slim.positions.shape[-1] == 6
+    assert model.positions.shape[-1] == 16
+    assert slim(example).shape == model(example).shape
+
+
+class Thrown(nn.Module):
+    """It computes a pooled vector that nobody reads, and a table without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fc = nn.Embedding(20, 8), nn.Linear(8, 12)
+        self.back, self.pooler = nn.Linear(12, 8), nn.Linear(8, 8)
+        self.places = nn.Embedding(6, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        with torch.no_grad():
+            places = self.places(torch.arange(words.shape[1]))
+        x = self.embed(words) + places
+        x = x + self.back(torch.relu(self.fc(x)))
+        torch.tanh(self.pooler(x[:, 0]))
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+def test_what_a_model_computes_and_throws_away_is_followed_as_well() -> None:
+    with seeded(0):
+        model = Thrown().double()
+        words = torch.randint(20, (2, 6))
+    with pytest.warns(NeuronWarning, match="pooler.bias .the output does not depend"):
+        neurons = map_neurons(model, words)
+    assert neurons.unreached == ()
+    stream = next(group for group in neurons.groups if group.size == 8)
+    assert (stream.permutable, stream.slim, stream.padded) == (True, True, False)
+    assert {("pooler.weight", 1), ("places.weight", 1)} <= {
+        (axis.tensor, axis.dim) for axis in stream.axes
+    }
+    active = neurons.everything() | {stream.name: torch.tensor([0, 3, 4])}
+    slim = slim_model(model, neurons, active)
+    full = copy.deepcopy(model)
+    blocks = neurons.blocks(active)
+    with torch.no_grad():
+        for name, tensor in full.named_parameters():
+            part = extract({name: tensor.clone()}, {name: blocks[name]})
+            zeros = {name: torch.zeros_like(tensor)}
+            tensor.copy_(merge(zeros, {name: blocks[name]}, part)[name])
+    assert torch.allclose(slim(words), full(words))
 
 
 def test_neurons_along_a_computed_table_stay_in_place() -> None:

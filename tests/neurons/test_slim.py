@@ -156,14 +156,6 @@ def test_a_group_norm_of_one_group_sees_the_active_channels_alone(
     assert_same(output, full(x))
 
 
-def test_neurons_under_a_softmax_stay_whole() -> None:
-    # Zeroed ones would still count in the softmax: nothing to prove a slim copy by.
-    model = chain(fc1=nn.Linear(6, 9), softmax=nn.Softmax(-1), fc2=nn.Linear(9, 3))
-    (group,) = map_neurons(model, noise(2, 6)).groups
-    assert group.permutable
-    assert not group.slim
-
-
 @pytest.mark.parametrize("name", ["transformer", "vit"])
 def test_a_slim_transformer_is_the_same_without_gradients(name: str) -> None:
     # In eval mode torch takes a fused path through the encoder layers.

@@ -25,6 +25,7 @@ from fedspu.federation.storage.saved_index import SETTINGS
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun
 from fedspu.files import read_file
 from fedspu.methods.method import Method
+from fedspu.neurons.sizes import check_lines, source_of
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
 from fedspu.resolve import validated
 from fedspu.settings import SAME_BITS, Settings
@@ -175,10 +176,12 @@ def _describe_table(neurons: Neurons) -> dict[str, Any]:
         "fixed": [asdict(fixed) for fixed in neurons.fixed],
         "unreached": list(neurons.unreached),
         "resized": {line: list(axes) for line, axes in neurons.resized.items()},
+        "code": {line: source_of(line) for line in neurons.resized},
     }
 
 
 def _restore_table(found: dict[str, Any]) -> Neurons:
+    check_lines(found.get("code", {}))
     return Neurons(
         groups=tuple(map(_restore_group, found["groups"])),
         shapes={name: tuple(shape) for name, shape in found["shapes"].items()},

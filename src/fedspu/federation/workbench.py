@@ -60,7 +60,7 @@ class Workbench:
         return all(
             kind_of(layer).is_slim_by_size for layer in self.full.model.modules()
         ) and all(
-            axis.tensor in in_state
+            axis.tensor in in_state and not group.padded
             for group in self.plan.neurons.groups
             for axis in group.axes
         )

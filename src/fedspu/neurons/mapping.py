@@ -8,6 +8,7 @@ fail are always active, with a warning.
 
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -36,6 +37,7 @@ UNPROVED = "permuting their neurons changes the output"
 ALONE = "there is only one such neuron"
 PINNED = "they lie along places of the input or the output"
 UNGROUPED = "no neurons were found in them"
+UNHEARD = "the output does not depend on them"
 
 ORDINARY = (*SILENT, PINNED)
 """Reasons that every model has: they need no warning."""
@@ -79,10 +81,7 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
         probe = Probe(model, example_input)
         traced = trace(probe)
         probe.know(traced.tables)
-        unreached = probe.unreached()
-        if unreached is None:
-            parameters = dict(model.named_parameters())
-            unreached = tuple(n for n in traced.unused if n in parameters)
+        unreached = _unreached(probe, traced)
         groups, fixed = _group(probe, traced.units, set())
         groups, wrong = prove(probe, groups, traced.readers)
         finer = _finer(probe, traced, groups)
@@ -91,8 +90,8 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
         fixed += [Fixed(pinned, PINNED)] if pinned else []
         groups = [_stays(probe, group) for group in [*groups, *finer]]
         groups = _in_order(probe, groups)
+        may_slim = not unreached or not probe.reaches(unreached)
         if unreached:  # what lies on a branch not taken is unknown
-            may_slim = not probe.reaches(unreached)
             groups = [
                 replace(g, permutable=False, slim=g.slim and may_slim) for g in groups
             ]
@@ -102,7 +101,9 @@ def map_neurons(model: nn.Module, example_input: Any) -> Neurons:
             unreached=unreached,
             **_travelling(model),
         )
-        table = prove_slim(probe, _with_ungrouped(table))
+        table = _with_ungrouped(table, UNHEARD, traced.unheard)
+        table = _with_ungrouped(table, UNGROUPED, table.shapes)
+        table = prove_slim(probe, table, may_pad=may_slim)
     _warn(table)
     return table
 
@@ -125,11 +126,15 @@ def _finer(
 
 
 def _stays(probe: Probe, group: NeuronGroup) -> NeuronGroup:
-    """The group without the tables that nobody can move or slice but the model."""
-    axes = tuple(axis for axis in group.axes if axis.tensor not in probe.plain)
-    if axes == group.axes:
+    """The group without tables that the model computes: nobody else can slice these.
+
+    Nor can anybody move them, or those that it keeps as plain attributes.
+    """
+    axes = tuple(axis for axis in group.axes if axis.tensor not in probe.computed)
+    if all(axis.tensor not in probe.plain for axis in group.axes):
         return group
-    return replace(group, axes=axes, permutable=False, slim=False)
+    is_whole = axes == group.axes
+    return replace(group, axes=axes, permutable=False, slim=group.slim and is_whole)
 
 
 def _in_order(probe: Probe, groups: list[NeuronGroup]) -> list[NeuronGroup]:
@@ -138,19 +143,31 @@ def _in_order(probe: Probe, groups: list[NeuronGroup]) -> list[NeuronGroup]:
     return sorted(groups, key=lambda g: [(order[a.tensor], a.dim) for a in g.axes[:1]])
 
 
-def _with_ungrouped(table: Neurons) -> Neurons:
-    """Add learnable tensors that the table does not mention yet, as always active."""
+def _unreached(probe: Probe, traced: Traced) -> tuple[str, ...]:
+    """The parameters that the example does not reach.
+
+    Without a gradient, a parameter may still be used: where the model switches
+    gradients off, or throws away what it computes. Neurons are followed there, too.
+    """
+    unused = probe.unreached()
+    if unused is None:
+        return tuple(
+            name for name, _ in probe.model.named_parameters() if name in traced.unused
+        )
+    return tuple(n for n in unused if n in traced.unused or not traced.units)
+
+
+def _with_ungrouped(table: Neurons, reason: str, names: Iterable[str]) -> Neurons:
+    """Add those learnable tensors that the table does not mention as always active."""
     spoken_of = {axis.tensor for group in table.groups for axis in group.axes}
     spoken_of.update(name for entry in table.fixed for name in entry.tensors)
     spoken_of.update(table.unreached, table.statistics)
     left = tuple(
         name
-        for name, shape in table.shapes.items()
-        if name not in spoken_of and prod(shape) > 1
+        for name in names
+        if name not in spoken_of and prod(table.shapes.get(name, ())) > 1
     )
-    return (
-        replace(table, fixed=(*table.fixed, Fixed(left, UNGROUPED))) if left else table
-    )
+    return replace(table, fixed=(*table.fixed, Fixed(left, reason))) if left else table
 
 
 def _warn(table: Neurons) -> None:

@@ -29,6 +29,12 @@ NUM_QUICK = 3
 """Trials from this number on are for neurons that are hard to hear: with all examples.
 """
 
+AMOUNTS = (1.0, 0.3, 0.1, 0.01)
+"""How much of each weight is random while a table is tried."""
+
+SMALL = 100_000
+"""Tensors with at most so many entries show how a model amplifies rounding."""
+
 FEW = 8
 """If at most one in so many places is moved, a tensor is changed and changed back."""
 
@@ -60,6 +66,7 @@ class Probe:
                 self.is_wide, self.output = False, outputs_of(original)
         self.whole_example = self.example
         self.plain = dict(plain_tensors(self.model))
+        self.computed: frozenset[str] = frozenset()  # of these, by the model itself
         self.tensors = {**dict(all_tensors(self.model)), **self.plain}
         # The user's own tensors, to be read alone: a copy of them would only cost.
         own = {name: tensor.detach() for name, tensor in all_tensors(model)}
@@ -71,6 +78,7 @@ class Probe:
         self.mismatches: list[Mismatch] = []  # in the last of these
         self.reshapes: dict[str, list[Reshape]] = {}  # of the full model, once needed
         self.is_deaf = False  # whether the output depends on hardly any neuron
+        self._amount = self._most = AMOUNTS[0]  # how random weights are, and may be
         self._fewer: Any = None  # examples, once they are known to be independent
         self._recorded: list[Tensor] = []  # the output, with its gradients
         self._spare: dict[str, Tensor] = {}  # memory to be used again
@@ -100,6 +108,7 @@ class Probe:
         """Let values that the model computes of sizes be tried like its tensors."""
         if tables:  # their sizes may be those of the whole example
             self._fewer = self.whole_example
+        self.computed = frozenset(tables)
         for name, value in tables.items():
             self.plain[name] = self.tensors[name] = value.clone()
             self._tables.pairs.append((value, self.plain[name]))
@@ -181,7 +190,7 @@ class Probe:
         given = self.whole_example
         if self._fewer is not None and 0 < trial < NUM_QUICK:
             given = self._fewer
-        for amount in (1.0, 0.1, 0.01):
+        for amount in (a for a in AMOUNTS if a <= self._most):
             for example in (_noise_like(given), given)[trial == 0 :]:
                 _disturb(self.model, self._own, amount)
                 self.example = example
@@ -190,10 +199,30 @@ class Probe:
                 except ModelError:  # the model may not accept random input
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
+                    self._amount = amount
                     if self._fewer is None and trial == 0:
                         self._fewer = self._few_examples()
                     return True
         return False
+
+    def calm_down(self) -> bool:
+        """Change weights less from now on, if the output is mostly rounding.
+
+        Some models amplify it: those that multiply activations with one another. Then
+        an output that moved proves nothing. False if there is nothing to be done.
+        """
+        small = [n for n, p in self._learnt().items() if p.numel() <= SMALL]
+        with self.trying(small), torch.no_grad():
+            for name in small:  # in their last bit
+                tensor = self.tensors[name]
+                last = torch.finfo(tensor.dtype).eps
+                tensor.data = tensor.data * (1 + last * torch.randn_like(tensor))
+            is_calm = _are_close(self.run(), self.output, 0.01)
+        less = [amount for amount in AMOUNTS if amount < self._amount]
+        if is_calm or not less:
+            return False
+        self._most = less[0]
+        return True
 
     def record(self) -> None:
         """Run the model for its output, and for gradients if it has any here."""
@@ -304,10 +333,10 @@ class Probe:
         return False
 
 
-def _are_close(now: list[Tensor], before: list[Tensor]) -> bool:
-    """Whether outputs differ by no more than rounding."""
+def _are_close(now: list[Tensor], before: list[Tensor], share: float = 1.0) -> bool:
+    """Whether outputs differ by no more than rounding, or a share of that."""
     return len(now) == len(before) and all(
-        a.shape == b.shape and bool(distance(a, b) <= tolerance(b))
+        a.shape == b.shape and bool(distance(a, b) <= share * tolerance(b))
         for a, b in zip(now, before, strict=True)
         if b.numel()
     )

@@ -68,7 +68,12 @@ def prove(
         left = [group for group in left if group.name not in silent]
         cycles = {group.name: _cycle(group.size, rng) for group in left}
         for orders in (cycles, {name: _exchange(c) for name, c in cycles.items()}):
-            failed = failing_alike(left, partial(survives, probe, orders=orders))
+            work = partial(survives, probe, orders=orders)
+            if work(left):
+                continue
+            if trial == 0 and probe.calm_down():
+                return prove(probe, groups, readers)
+            failed = failing_alike(left, work, is_sure=True)
             doubtful |= {group.name: group for group in failed}
             left = [group for group in left if group.name not in doubtful]
         for group in read_elsewhere(probe, [g for g in left if g.size == 2], readers):

@@ -27,15 +27,20 @@ def failing(
 
 
 def failing_alike(
-    groups: list[NeuronGroup], work: Callable[[list[NeuronGroup]], bool]
+    groups: list[NeuronGroup],
+    work: Callable[[list[NeuronGroup]], bool],
+    is_sure: bool = False,
 ) -> list[NeuronGroup]:
     """The groups that do not work; of many alike, a few are asked for all.
 
     So a group that works may be among them, but none that does not is left out.
+    ``is_sure`` says that all of them together are known not to work.
     """
     found: list[NeuronGroup] = []
     classes = alike_groups(groups)
-    for alike in failing(classes, lambda some: work([g for c in some for g in c])):
+    for alike in failing(
+        classes, lambda some: work([g for c in some for g in c]), is_sure
+    ):
         if all_fail(alike, lambda group: work([group])):
             found += alike
         else:

@@ -6,10 +6,12 @@ there: the same in the full model, and right in a slim copy. Which size of which
 that is, is found by trial, and proved like all else (``slim_proof.py``).
 """
 
+import linecache
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from math import prod
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from fedspu.errors import ModelError
 
 RESHAPES = {Tensor.view, Tensor.reshape, torch.reshape}
 
@@ -140,6 +144,39 @@ class WatchedSizes(Sizes):
 def _line(frame: FrameType) -> str:
     code = frame.f_code
     return f"{frame.f_globals.get('__name__')}.{code.co_qualname}:{frame.f_lineno}"
+
+
+def source_of(line: str) -> str:
+    """The text of a line of a model's code; "" if its file is not known.
+
+    Nothing is imported to find it.
+    """
+    place, _, number = line.rpartition(":")
+    names, file, folders = place.split("."), None, None
+    for end in range(1, len(names)):
+        found = PathFinder.find_spec(".".join(names[:end]), folders)
+        if found is None:  # from here on, a class
+            break
+        file, folders = found.origin, found.submodule_search_locations
+        if folders is None:
+            break
+    return linecache.getline(file, int(number)).strip() if file else ""
+
+
+def check_lines(source_by_line: Mapping[str, str]) -> None:
+    """Refuse code that differs from that with which a table was made.
+
+    Its lines are named by their numbers: in another version of a library, another line
+    may have the same one.
+    """
+    for line, text in source_by_line.items():
+        now = source_of(line)
+        if text and now and now != text:
+            raise ModelError(
+                f"{line}: here the line is {now!r}, but the model's neurons were "
+                f"mapped with code in which it is {text!r}; install the version of "
+                f"{line.partition('.')[0]} with which the run was begun"
+            )
 
 
 def resize_lines(model: nn.Module, resized: Mapping[str, Resized]) -> None:

@@ -2,14 +2,14 @@
 
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedspu.neurons.blocks import extract
-from fedspu.neurons.calls import copy_model
+from fedspu.neurons.calls import all_tensors, copy_model, plain_tensors
 from fedspu.neurons.layers import Cut, kind_of
+from fedspu.neurons.padding import hold, moved, owners_of, padded, padding_of
 from fedspu.neurons.sizes import resize_lines
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons, State
 
@@ -17,8 +17,10 @@ from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons, State
 def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
     """A copy of ``model`` that has only the active neurons.
 
-    Its state is ``extract(state_of(model), neurons.blocks(active))``. A group that
-    cannot be sliced stays whole, with a warning; see ``slimmable``.
+    Its state is ``extract(state_of(model), neurons.blocks(active))``. A padded group
+    is smaller in that state alone: while the copy runs, zeros stand for the neurons
+    that are gone (``padding.py``). A group that cannot be sliced stays whole, with a
+    warning; see ``slimmable``.
     """
     kept = slimmable(neurons, active)
     if whole := [name for name in kept if len(kept[name]) != len(active[name])]:
@@ -34,21 +36,41 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
 
 def cut_model(slim: nn.Module, neurons: Neurons, kept: Active) -> nn.Module:
     """The same model with only the kept neurons; its own tensors are not changed."""
-    owners = _owners(slim)
-    for name, tensor in [*slim.named_parameters(), *slim.named_buffers()]:
-        smaller = _slice(name, tensor, neurons, kept)
+    whole = {g.name: torch.arange(g.size) for g in neurons.groups if g.padded}
+    width = {**kept, **whole}  # while it runs
+    padding, owners = padding_of(slim), owners_of(slim)
+    tensors, named = dict(all_tensors(slim)), neurons.tensors
+    if named - tensors.keys():
+        tensors |= dict(plain_tensors(slim))
+    tensors = {name: tensor for name, tensor in tensors.items() if name in named}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    left, wide = neurons.blocks(kept, shapes), neurons.blocks(width, shapes)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        smaller = _slice(tensor, left[name])
+        places = padding.places.pop(name, {})
+        if places or any(
+            a is not b for a, b in zip(left[name], wide[name], strict=True)
+        ):
+            places = moved(places, shapes[name], wide[name], left[name])
+        if places:
+            stored[name] = tensor if smaller is None else smaller
+            smaller = _like(tensor, padded(stored[name].detach(), places))
+            padding.places[name], padding.owners[name] = places, owners[id(tensor)]
         if smaller is not None:
-            for table, key in owners[id(tensor)]:
-                table[key] = smaller
+            hold(slim, owners[id(tensor)], smaller)
     for path, layer in slim.named_modules():
-        kind_of(layer).resize(layer, Cut(path, neurons, kept))
+        kind_of(layer).resize(layer, Cut(path, neurons, width))
+    for name, tensor in stored.items():
+        hold(slim, padding.owners[name], tensor)
+    padding.watch(slim)
     for group in neurons.groups:
         for path in group.counts:
             owner, _, key = path.rpartition(".")
-            stored = vars(slim.get_submodule(owner))
-            number = stored[key] if type(stored[key]) is int else stored[key][0]
+            held = vars(slim.get_submodule(owner))
+            number = held[key] if type(held[key]) is int else held[key][0]
             number = number * len(kept[group.name]) // group.size
-            stored[key] = number if type(stored[key]) is int else (number,)
+            held[key] = number if type(held[key]) is int else (number,)
     return slim
 
 
@@ -112,26 +134,17 @@ def _without(size: int, kept: Tensor) -> Tensor:
     return is_left
 
 
-def _owners(model: nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
-    """For each tensor, every dict that holds it: several dicts hold a shared one."""
-    owners: dict[int, list[tuple[dict[str, Any], str]]] = {}
-    for layer in model.modules():
-        for table in (layer._parameters, layer._buffers):
-            for key, tensor in table.items():
-                if tensor is not None:
-                    owners.setdefault(id(tensor), []).append((table, key))
-    return owners
-
-
-def _slice(name: str, tensor: Tensor, neurons: Neurons, kept: Active) -> Tensor | None:
-    """The kept part of one tensor; None if it stays as it is."""
+def _slice(tensor: Tensor, where: tuple[Tensor | None, ...]) -> Tensor | None:
+    """The part of a tensor at these positions; None if it stays as it is."""
     smaller = tensor.detach()
-    for dim, size in enumerate(tensor.shape):
-        positions = neurons.active_along(kept, name, dim, size)
+    for dim, positions in enumerate(where):
         if positions is not None:
             smaller = smaller.index_select(dim, positions.to(tensor.device))
-    if smaller.shape == tensor.shape:
-        return None
+    return None if smaller.shape == tensor.shape else _like(tensor, smaller)
+
+
+def _like(tensor: Tensor, values: Tensor) -> Tensor:
+    """Values as a parameter if the tensor is one."""
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(smaller, requires_grad=tensor.requires_grad)
-    return smaller
+        return nn.Parameter(values, requires_grad=tensor.requires_grad)
+    return values

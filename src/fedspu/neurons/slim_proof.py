@@ -26,49 +26,71 @@ from fedspu.neurons.sizes import WatchedSizes
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
 
-MOST_TRIALS, LEAST_TRIALS = 100, 2
-MOST_ENTRIES = 450_000_000
+MOST_TRIALS, LEAST_TRIALS = 60, 2
+MOST_ENTRIES, MOST_RUNS = 450_000_000, 24_000
 """So many slim copies are tried, fewer of a large model: until their full models have
-this many entries together. A group that was not shown to be right by then stays whole.
+this many entries, or layers, together. A group that was not shown to be right by then
+is padded, or stays whole.
 """
 
 
-def prove_slim(probe: Probe, table: Neurons) -> Neurons:
-    """The same table, with ``slim`` False for the groups that cannot be sliced."""
-    candidates = [group for group in table.groups if group.slim and group.size > 1]
-    if not candidates:
-        return table
-    affordable = MOST_ENTRIES // _size(probe)
+def prove_slim(probe: Probe, table: Neurons, may_pad: bool = True) -> Neurons:
+    """The same table, with ``slim`` False for the groups that cannot be sliced.
+
+    ``may_pad`` says that groups that were not to be sliced may be padded.
+    """
+    num_layers = sum(1 for _ in probe.model.modules())
+    affordable = min(MOST_ENTRIES // _size(probe), MOST_RUNS // num_layers)
     probe.trials_left = max(LEAST_TRIALS, min(MOST_TRIALS, affordable))
+    candidates = [group for group in table.groups if group.slim and group.size > 1]
+    others = [group for group in table.groups if not group.slim and may_pad]
     # With all examples: of few, a channel may be zero although it is not absent.
-    if not probe.shake(NUM_QUICK):
-        stuck = {group.name for group in candidates}
-    elif _slims(probe, table, candidates):
-        return table
-    else:
-        stuck = set()
-        with WatchedSizes({}) as sizes:
-            probe.run()
-        probe.reshapes = sizes.seen
-        names = {group.name for group in candidates}
-        work = partial(_slim_together, probe, table)
-        for alike in failing(alike_groups(candidates), work, is_sure=True):
-            table, failed = _repaired(probe, table, alike)
-            stuck |= failed
-        rest = [g for g in table.groups if g.name in names - stuck]
-        probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
-        # Each can be sliced, but perhaps not all at once.
-        if rest and (mended := _mended(probe, table, rest)) is not None:
-            table = mended
-        elif rest:
-            together: list[NeuronGroup] = []
-            for alike in alike_groups(rest):
-                if _slims(probe, table, [*together, *alike]):
-                    together += alike
-            stuck |= {group.name for group in rest if group not in together}
-    return _with(
-        table, [replace(g, slim=False) for g in table.groups if g.name in stuck]
+    if (candidates or others) and not probe.shake(NUM_QUICK):
+        return table.with_facts([replace(group, slim=False) for group in candidates])
+    if candidates and not _slims(probe, table, candidates):
+        table = _sliced(probe, table, candidates)
+    return _also_padded(probe, table, others) if others else table
+
+
+def _sliced(probe: Probe, table: Neurons, candidates: list[NeuronGroup]) -> Neurons:
+    """The table with which most of some groups can be sliced; all at once cannot be."""
+    stuck: set[str] = set()
+    with WatchedSizes({}) as sizes:
+        probe.run()
+    probe.reshapes = sizes.seen
+    names = {group.name for group in candidates}
+    work = partial(_slim_together, probe, table)
+    for alike in failing(alike_groups(candidates), work, is_sure=True):
+        table, failed = _repaired(probe, table, alike)
+        stuck |= failed
+    rest = [g for g in table.groups if g.name in names - stuck]
+    probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
+    # Each can be sliced, but perhaps not all at once.
+    if rest and (mended := _mended(probe, table, rest)) is not None:
+        table = mended
+    elif rest:
+        together: list[NeuronGroup] = []
+        for alike in alike_groups(rest):
+            if not _slims(probe, table, [*together, *alike]):
+                alike = [replace(g, padded=True, counts=()) for g in alike]
+                padded = table.with_facts(alike)
+                if not _slims(probe, padded, [*together, *alike]):
+                    continue
+                table = padded
+            together += alike
+        stuck |= {g.name for g in rest} - {g.name for g in together}
+    return table.with_facts(
+        replace(g, slim=False) for g in table.groups if g.name in stuck
     )
+
+
+def _also_padded(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> Neurons:
+    """The table with those of some groups padded that can be, beside all others."""
+    for alike in alike_groups(groups):
+        wider, _ = _padded(probe, table, alike)
+        if _slims(probe, wider, [g for g in wider.groups if g.slim and g.size > 1]):
+            table = wider
+    return table
 
 
 def _repaired(
@@ -82,7 +104,17 @@ def _repaired(
     mended = _counted(probe, table, wrong)
     if mended is None:
         mended = _mended(probe, table, wrong, _sizes_of(wrong))
-    return (table, failed) if mended is None else (mended, set())
+    return _padded(probe, table, wrong) if mended is None else (mended, set())
+
+
+def _padded(
+    probe: Probe, table: Neurons, groups: list[NeuronGroup]
+) -> tuple[Neurons, set[str]]:
+    """The table with those of some groups padded that can be, and the others."""
+    tried = [replace(g, slim=True, padded=True, counts=()) for g in groups]
+    probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
+    stuck = _stuck(probe, table.with_facts(tried), tried, is_sure=False)
+    return table.with_facts(g for g in tried if g.name not in stuck), stuck
 
 
 def _size(probe: Probe) -> int:
@@ -129,7 +161,8 @@ def _counted(probe: Probe, table: Neurons, alike: list[NeuronGroup]) -> Neurons 
             replace(group, counts=tuple(chain(*(found.get(k, ()) for k in choice))))
             for group, found in zip(alike, stored, strict=True)
         ]
-        mended = _mended(probe, _with(table, counted), counted, _sizes_of(counted))
+        known = table.with_facts(counted)
+        mended = _mended(probe, known, counted, _sizes_of(counted))
         if mended is not None:
             return mended
     return None
@@ -192,7 +225,8 @@ def _mended(
         return table
     unfit = [m for m in probe.mismatches if m.line not in table.resized]
     for resized in unfit[0].mended(sizes) if unfit and lines else ():
-        changed = replace(table, resized={**table.resized, unfit[0].line: resized})
+        lines_now = {**table.resized, unfit[0].line: resized}
+        changed = table.with_facts(resized=lines_now)
         mended = _mended(probe, changed, groups, sizes, lines - 1)
         if mended is not None:
             return mended
@@ -206,13 +240,6 @@ def _sizes_of(groups: list[NeuronGroup]) -> set[int]:
         for axis in group.axes:
             found |= {group.size * axis.repeat, group.size * axis.repeat * axis.copies}
     return found
-
-
-def _with(table: Neurons, changed: list[NeuronGroup]) -> Neurons:
-    """The same table with other groups of the same names."""
-    by_name = {group.name: group for group in changed}
-    groups = tuple(by_name.get(group.name, group) for group in table.groups)
-    return replace(table, groups=groups)
 
 
 # Whether a slim copy is right ---------------------------------------------------------

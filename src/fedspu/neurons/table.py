@@ -10,7 +10,8 @@ the table from a model; it can also be written by hand::
     ))
 """
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -87,6 +88,8 @@ class NeuronGroup:
     written by hand. ``slim`` says whether a physically smaller copy of the model can
     leave out neurons of this group. ``counts`` names the integers that the model stores
     of their number, like ``blocks.0.attention.num_heads``; a smaller copy changes them.
+    ``padded``: a smaller copy stores it without these neurons, but computes with zeros
+    in their place, because the number of neurons cannot be changed in the model's code.
     """
 
     name: str
@@ -94,6 +97,7 @@ class NeuronGroup:
     axes: tuple[Axis, ...]
     permutable: bool = False
     slim: bool = True
+    padded: bool = False
     counts: tuple[str, ...] = ()
 
     @property
@@ -107,7 +111,7 @@ class NeuronGroup:
             self.name,
             str(self.size),
             "permutable" if self.permutable else "aligned",
-            "yes" if self.slim else "no",
+            "padded" if self.padded else "yes" if self.slim else "no",
             ", ".join(map(_describe, self.axes)),
         )
 
@@ -187,6 +191,29 @@ class Neurons:
         alike = {place: numbers[groups] for place, groups in along.items()}
         object.__setattr__(self, "_alike", alike)
 
+    def with_facts(
+        self,
+        groups: Iterable[NeuronGroup] = (),
+        resized: dict[str, tuple[int | None, int | None]] | None = None,
+    ) -> "Neurons":
+        """The same table with other facts about some groups, or other lines resized.
+
+        The groups have the names, sizes and axes of those that are here, so nothing has
+        to be checked or indexed again.
+        """
+        known = {group.name: group for group in groups}
+        changed = copy.copy(self)
+        index = {
+            place: [(known.get(group.name, group), rows) for group, rows in owners]
+            for place, owners in self._index.items()
+        }
+        now = tuple(known.get(group.name, group) for group in self.groups)
+        object.__setattr__(changed, "groups", now)
+        object.__setattr__(changed, "_index", index)
+        if resized is not None:
+            object.__setattr__(changed, "resized", resized)
+        return changed
+
     def _check_axis(
         self, tensor: str, dim: int, owners: list[tuple[NeuronGroup, Tensor]]
     ) -> None:
@@ -203,6 +230,11 @@ class Neurons:
                 f"neuron group {who} reaches position {int(taken.max())} along axis "
                 f"{dim} of {tensor}, whose shape is {shape}"
             )
+
+    @property
+    def tensors(self) -> set[str]:
+        """Names of the tensors that neurons lie along."""
+        return {tensor for tensor, _ in self._index}
 
     def positions(self, tensor: str, dim: int) -> list[tuple[NeuronGroup, Tensor]]:
         """The groups along one axis, each with its positions, one row per neuron."""

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from fedspu.neurons.choose import choose_ordered
-from fedspu.neurons.mapping import ALONE, ORDINARY, UNGROUPED, UNPROVED
+from fedspu.neurons.mapping import ALONE, ORDINARY, UNGROUPED, UNHEARD, UNPROVED
 from fedspu.neurons.table import Neurons
 from fedspu.neurons.tracing import BLOCK
 from fedspu.reports.tables import rich_table
@@ -58,6 +58,7 @@ ADVICE = {
     "neurons unlike each other. A layer of your own can be taught with "
     "fedspu.register, see docs/models.md",
     UNGROUPED: "no operation was found that makes neurons from them",
+    UNHEARD: "nothing, or remove them from the model: they never learn anything",
     ALONE: "nothing: a single neuron cannot be frozen while others train",
     BLOCK: "nothing, unless the block is made of several equal parts: then teach it "
     "with fedspu.register",
@@ -79,6 +80,12 @@ def explained(neurons: Neurons) -> list[str]:
         lines.append(
             "slim = no: a smaller copy of the model keeps these neurons, because the "
             "model stores their number somewhere. Training is not affected."
+        )
+    if any(group.padded for group in neurons.groups):
+        lines.append(
+            "slim = padded: a smaller copy of the model stores and sends the kept "
+            "neurons alone, but computes with zeros in place of the others, because "
+            "their number cannot be changed in the model's code."
         )
     total = neurons.num_entries()
     for fixed in sorted(neurons.fixed, key=lambda f: f.reason in ORDINARY):

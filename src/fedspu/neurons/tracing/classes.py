@@ -23,6 +23,12 @@ class Classes:
     def __len__(self) -> int:
         return len(self._parent) - 1
 
+    def copy(self) -> "Classes":
+        """The same labels and classes, which may then go other ways."""
+        other = Classes()
+        other._parent, other.version = self._parent.copy(), self.version
+        return other
+
     def new(self, number: int) -> Tensor:
         """Labels that were never given before, each in a class of its own."""
         fresh = np.arange(len(self), len(self) + number, dtype=np.int64)

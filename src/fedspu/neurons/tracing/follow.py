@@ -102,7 +102,8 @@ class Follower(Operations):
     """Inside, all operations are followed by ``rules``.
 
     ``live`` has the operations on which the output depends: what is computed and
-    thrown away says nothing about neurons. ``reasons`` collects what ties neurons
+    thrown away says nothing about neurons, and is only followed if ``live`` is None.
+    ``reasons`` collects what ties neurons
     together so that none is left, ``tables`` what the model computes of sizes alone.
     """
 
@@ -110,7 +111,7 @@ class Follower(Operations):
         self,
         classes: Classes,
         rules: Callable[..., None],
-        live: Live,
+        live: Live | None,
         reasons: list[tuple[Tensor, str]],
         tables: list[Table],
     ) -> None:
@@ -132,7 +133,7 @@ class Follower(Operations):
     ) -> Any:
         kwargs = kwargs or {}
         self.operation = func.overloadpacket.__name__
-        matters = self.live.has(self.number, self.operation)
+        matters = self.live is None or self.live.has(self.number, self.operation)
         self.number += 1
         if matters:
             self.used.update(id(tensor) for tensor in tensors_in((args, kwargs)))

@@ -58,7 +58,9 @@ class Traced:
 
     ``finer`` are neurons inside whole units, for units that turn out to be no neurons.
     ``pinned`` are tensors that lie only along places of the input or the output.
-    ``tables`` are values that the model computes of sizes alone, and neurons lie along.
+    ``unused`` tensors take no part in the pass; ``unheard`` ones do, but the output
+    does not depend on them. ``tables`` are values that the model computes of sizes
+    alone, and neurons lie along.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -66,6 +68,7 @@ class Traced:
     readers: set[tuple[str, int]] = field(default_factory=set)
     pinned: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
     tables: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -148,7 +151,7 @@ class _Trace:
         finer: list[Unit] = []
         self.live = self._what_matters()
         for number in range(MOST_PASSES):
-            now = self._pass()
+            now = self._pass(self.live)
             if number == 0:
                 finer, num_reasons = self._units(now), len(self.reasons)
             before = self._num_classes()
@@ -164,9 +167,52 @@ class _Trace:
             name for name, tensor in self.tensors.items() if id(tensor) in now.used
         }
         pinned = tuple(n for n in self.tensors if n in reached - met)
-        unused = tuple(n for n in self.tensors if n not in reached)
         tables = {TABLE.format(i): table.value for i, table in enumerate(self.tables)}
-        return Traced(units, finer, self._readers(now), pinned, unused, tables)
+        readers = self._readers(now)
+        unused = [name for name in self.tensors if name not in reached]
+        unheard: tuple[str, ...] = ()
+        if unused and (wider := self._units_with_unheard(reached)):
+            units, unheard = wider
+        unused = [name for name in unused if name not in unheard]
+        return Traced(units, finer, readers, pinned, tuple(unused), unheard, tables)
+
+    def _units_with_unheard(
+        self, reached: set[str]
+    ) -> tuple[list[Unit], tuple[str, ...]] | None:
+        """The units with their places in tensors that the output does not depend on.
+
+        And the names of these tensors. None if there are none, or if what is done with
+        them ties neurons together that are apart without it.
+        """
+        places = self._places_of(reached)
+        before = len(self.classes.roots(places).unique())
+        parents, reasons, tables = self.classes.copy(), self.reasons, self.tables
+        self.reasons, self.tables = list(reasons), list(tables)
+        now = self._pass(live=None)
+        unheard = tuple(
+            name
+            for name, tensor in self.tensors.items()
+            if id(tensor) in now.used and name not in reached
+        )
+        is_same = len(self.classes.roots(places).unique()) == before
+        self.reasons, self.tables = reasons, tables
+        units = self._units(now)
+        self.classes = parents
+        if not unheard or not is_same:
+            return None
+        heard = [u for u in units if any(name in reached for name, _ in u.places)]
+        return heard, unheard
+
+    def _places_of(self, names: set[str]) -> Tensor:
+        """The labels of all places in these tensors."""
+        return torch.cat(
+            [
+                slot.reshape(-1)
+                for name in names
+                for slot in self._slots(self.tensors[name])
+            ]
+            or [torch.arange(0)]
+        )
 
     def _num_classes(self) -> int:
         return len(self.classes.roots(torch.arange(self.num_places)).unique())
@@ -182,9 +228,9 @@ class _Trace:
         live.end(outputs_of(out))
         return live
 
-    def _pass(self) -> Follower:
+    def _pass(self, live: Live | None) -> Follower:
         forget(self.model)
-        now = Follower(self.classes, follow, self.live, self.reasons, self.tables)
+        now = Follower(self.classes, follow, live, self.reasons, self.tables)
         for tensor, slots in self.slots.values():
             wide = [slot for slot in slots if slot.numel() > 1]
             now.set(tensor, Known(now.tidied(slots), from_weights=True, raw=wide))

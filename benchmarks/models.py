@@ -42,20 +42,35 @@ _SIZES = {
 }
 
 
-def bert() -> nn.Module:
+_WIDE = {
+    **_SIZES,
+    "hidden_size": 768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+}
+"""The width of BERT's base model, in two layers."""
+
+
+def bert(is_wide: bool = False) -> nn.Module:
     """A small BERT that classifies."""
     from transformers import BertConfig, BertForSequenceClassification
 
+    sizes = _WIDE if is_wide else _SIZES
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = BertConfig(intermediate_size=1024, **_SIZES, **off)
+    config = BertConfig(intermediate_size=4 * sizes["hidden_size"], **sizes, **off)
     return _Scores(BertForSequenceClassification(config))
 
 
-def llama() -> nn.Module:
-    """A small Llama that classifies, with two pairs of heads for keys and values."""
+def llama(is_wide: bool = False) -> nn.Module:
+    """A small Llama that classifies, with half as many heads for keys and values."""
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    config = LlamaConfig(intermediate_size=683, num_key_value_heads=2, **_SIZES)
+    sizes = _WIDE if is_wide else _SIZES
+    config = LlamaConfig(
+        intermediate_size=-(-8 * sizes["hidden_size"] // 3),
+        num_key_value_heads=sizes["num_attention_heads"] // 2,
+        **sizes,
+    )
     config.use_cache = False
     return _Scores(LlamaForSequenceClassification(config))
 

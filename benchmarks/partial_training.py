@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -68,6 +69,8 @@ CASES = {
     "mobilenet": Case(mobilenet, (16, 3, 32, 32), 10),
     "bert": Case(bert, (16, 64), 10, num_tokens=1000),
     "llama": Case(llama, (16, 64), 10, num_tokens=1000),
+    "bert-wide": Case(partial(bert, is_wide=True), (16, 64), 10, num_tokens=1000),
+    "llama-wide": Case(partial(llama, is_wide=True), (16, 64), 10, num_tokens=1000),
     "resnet-gn": Case(group_norm_resnet, (32, 3, 32, 32), 10),
 }
 

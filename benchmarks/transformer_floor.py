@@ -28,7 +28,7 @@ class AllTokens(nn.Module):
         self.base = inner.base_model
         if hasattr(self.base, "pooler"):
             self.base.pooler = None  # it reads one token
-        self.head = nn.Linear(256, 10)
+        self.head = nn.Linear(self.base.config.hidden_size, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean score of all tokens."""
@@ -82,7 +82,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| model | the loss reads | no matrix trains | ours at p = 0.2 |")
     print("|---|---|---|---|")
-    for name in ("bert", "llama"):
+    for name in ("bert", "llama", "bert-wide", "llama-wide"):
         for reads_all in (False, True):
             measure(name, reads_all, given.repetitions)
 

@@ -8,7 +8,7 @@ fail are always active, with a warning.
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -28,7 +28,7 @@ from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove
 from fedspu.neurons.slim_proof import prove_slim
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
-from fedspu.neurons.tracing import OUTPUT, SILENT, Places, Traced, Unit, trace
+from fedspu.neurons.tracing import OUTPUT, SILENT, Traced, Units, trace
 
 MAX_RUNS = 8
 """Neurons that form more runs than this make one group, with their places listed."""
@@ -116,9 +116,7 @@ def _finer(
         return []
     taken = {(axis.tensor, axis.dim) for group in groups for axis in group.axes}
     units = [
-        unit
-        for unit in traced.finer
-        if not unit.reason and not taken & unit.places.keys()
+        unit for unit in traced.finer if not unit.reason and taken.isdisjoint(unit.axes)
     ]
     candidates, _ = _group(probe, units, {group.name for group in groups})
     right, _ = prove(probe, candidates, traced.readers) if candidates else ([], [])
@@ -222,54 +220,46 @@ def _why_little(table: Neurons) -> str:
 
 
 def _group(
-    probe: Probe, units: list[Unit], taken: set[str]
+    probe: Probe, units: list[Units], taken: set[str]
 ) -> tuple[list[NeuronGroup], list[Fixed]]:
-    """Collect units that lie along the same axes into groups, in the model's order.
+    """Make groups of neurons that lie along the same axes, in the model's order.
 
     ``taken`` are names that no group may have.
     """
     order = {name: i for i, name in enumerate(probe.tensors)}
-    alike: dict[Any, list[Places]] = defaultdict(list)
     set_apart: dict[str, set[str]] = defaultdict(set)
-    for unit in units:
-        if unit.reason:
-            set_apart[unit.reason].update(name for name, _ in unit.places)
-        else:
-            signature = tuple(
-                sorted(
-                    (order[name], dim, len(positions))
-                    for (name, dim), positions in unit.places.items()
-                )
-            )
-            alike[signature].append(unit.places)
-
+    for some in units:
+        if some.reason:
+            set_apart[some.reason].update(name for name, _ in some.axes)
     groups: list[NeuronGroup] = []
     fixed = [
         Fixed(tuple(sorted(names, key=order.__getitem__)), reason)
         for reason, names in set_apart.items()
     ]
-    for signature in sorted(alike):
-        if len(alike[signature]) == 1:
-            [places] = alike[signature]
-            fixed.append(Fixed(tuple(dict.fromkeys(name for name, _ in places)), ALONE))
+
+    def place(some: Units) -> list[tuple[int, int, int]]:
+        along = zip(some.axes, some.rows, strict=True)
+        return [(order[name], dim, at.shape[1]) for (name, dim), at in along]
+
+    for some in sorted((some for some in units if not some.reason), key=place):
+        number = len(some.rows[0])
+        if number == 1:
+            fixed.append(Fixed(tuple(dict.fromkeys(n for n, _ in some.axes)), ALONE))
             continue
-        axes = sorted(alike[signature][0], key=lambda axis: (order[axis[0]], axis[1]))
-        rows = sorted(alike[signature], key=lambda unit: unit[axes[0]])
-        along = [np.array([unit[axis] for unit in rows]) for axis in axes]
-        runs = _runs(along)
+        runs = _runs(some.rows)
         if len(runs) > MAX_RUNS or min(b - a for a, b in runs) == 1:
-            runs = [(0, len(rows))]
+            runs = [(0, number)]
         for first, end in runs:
-            name = _name(axes[0][0], taken | {group.name for group in groups})
+            name = _name(some.axes[0][0], taken | {group.name for group in groups})
             fitted = tuple(
                 Axis.through(*axis, torch.from_numpy(at[first:end]))
-                for axis, at in zip(axes, along, strict=True)
+                for axis, at in zip(some.axes, some.rows, strict=True)
             )
             groups.append(NeuronGroup(name, end - first, fitted, permutable=True))
     return groups, fixed
 
 
-def _runs(places: list[np.ndarray]) -> list[tuple[int, int]]:
+def _runs(places: Sequence[np.ndarray]) -> list[tuple[int, int]]:
     """Cut neighbouring neurons into runs that advance evenly along every axis.
 
     ``places`` has for each axis the positions of each neuron, one neuron in each row.

@@ -1,9 +1,10 @@
 """A copy of a model on which a neuron table can be tried without harm."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -46,24 +47,9 @@ class Probe:
     """
 
     def __init__(self, model: nn.Module, example: Any) -> None:
-        self.model, self.example = _copy(model), example
-        original = call(self.model, example)
-        if not outputs_of(original):
-            raise ModelError(
-                f"the model returned a {type(original).__name__}; expected a tensor, "
-                "or a tuple, list or dict of tensors"
-            )
         self.is_wide, self._wide, self._tables = False, Wide(), _Tables()
-        for is_wide in (True, False):  # some models only run in their own precision
-            try:
-                double, self.is_wide = _copy(model).double(), is_wide
-                with torch.no_grad():
-                    self.output = self.call(double, as_double(example))
-                self.is_wide = is_wide and self._wide.has_widened  # else it only costs
-                self.model, self.example = double, as_double(example)
-                break
-            except ModelError:
-                self.is_wide, self.output = False, outputs_of(original)
+        self._recorded: list[Tensor] = []  # the output, with its gradients
+        self._prepare(model, example)
         self.whole_example = self.example
         self.plain = dict(plain_tensors(self.model))
         self.computed: frozenset[str] = frozenset()  # of these, by the model itself
@@ -80,9 +66,27 @@ class Probe:
         self.is_deaf = False  # whether the output depends on hardly any neuron
         self._amount = self._most = AMOUNTS[0]  # how random weights are, and may be
         self._fewer: Any = None  # examples, once they are known to be independent
-        self._recorded: list[Tensor] = []  # the output, with its gradients
         self._spare: dict[str, Tensor] = {}  # memory to be used again
         self._moved: list[tuple[str, int, Tensor, Tensor]] = []  # to be put back
+
+    def _prepare(self, model: nn.Module, example: Any) -> None:
+        """Copy the model and record its output: in float64, if it runs in that."""
+        for is_wide in (True, False):  # some models only run in their own precision
+            self.model, self.example = _copy(model).double(), as_double(example)
+            self.is_wide = is_wide
+            with suppress(ModelError):
+                self.record()
+                if self.output:
+                    self.is_wide &= self._wide.has_widened  # else it only costs
+                    return
+        self.model, self.example, self.is_wide = _copy(model), example, False
+        returned = call(self.model, example)
+        if not outputs_of(returned):
+            raise ModelError(
+                f"the model returned a {type(returned).__name__}; expected a tensor, "
+                "or a tuple, list or dict of tensors"
+            )
+        self.record()
 
     def _few_examples(self) -> Any:
         """As few examples as prove as much; all of them if they are not independent.
@@ -143,33 +147,34 @@ class Probe:
                 self.tensors[name].data.index_copy_(dim, where, part)
             self._moved.clear()
 
-    def reorder(self, name: str, sources: Mapping[int, Tensor]) -> None:
+    def reorder(self, name: str, sources: Mapping[int, np.ndarray]) -> None:
         """While ``trying`` a tensor: put at each place what lay at its source.
 
         ``sources`` has the source of every place along some axes.
         """
         tensor, data = self.tensors[name], self.tensors[name].data
-        sources = {dim: source.to(data.device) for dim, source in sources.items()}
         moved = {
-            dim: (source != torch.arange(len(source), device=data.device)).nonzero()[
-                :, 0
-            ]
+            dim: np.flatnonzero(source != np.arange(len(source)))
             for dim, source in sources.items()
         }
         # Memory that is new to the process costs more than what is done with it.
         if isinstance(tensor, nn.Parameter) and all(
-            FEW * len(where) <= data.shape[dim] for dim, where in moved.items()
+            FEW * len(places) <= data.shape[dim] for dim, places in moved.items()
         ):
-            for dim, where in moved.items():
+            for dim, places in moved.items():
+                where = torch.from_numpy(places).to(data.device)
                 self._moved.append((name, dim, where, data.index_select(dim, where)))
-                part = data.index_select(dim, sources[dim][where])
-                data.index_copy_(dim, where, part)
+                source = torch.from_numpy(sources[dim][places]).to(data.device)
+                data.index_copy_(dim, where, data.index_select(dim, source))
             return
-        *others, last = sources
-        for dim in others:
-            data = data.index_select(dim, sources[dim])
+        *others, last = (
+            (dim, torch.from_numpy(source).to(data.device))
+            for dim, source in sources.items()
+        )
+        for dim, source in others:
+            data = data.index_select(dim, source)
         spare = self._spare.pop(name, None)
-        tensor.data = torch.index_select(data, last, sources[last], out=spare)
+        tensor.data = torch.index_select(data, *last, out=spare)
 
     def blank(self, name: str, places: Mapping[int, Tensor]) -> None:
         """While ``trying`` a tensor: set it to zero at these places along some axes."""
@@ -179,10 +184,10 @@ class Probe:
         for dim, where in places.items():
             tensor.data.index_fill_(dim, where.to(own.device), 0)
 
-    def shake(self, trial: int) -> bool:
+    def shake(self, trial: int, with_gradients: bool = True) -> bool:
         """Set random weights (and input, except in trial 0); False if that fails.
 
-        Trial 0 has all examples; the next ones may do with fewer.
+        Trial 0 has all examples; the next ones may do with fewer. Gradients cost time.
 
         Weights are random because a norm that starts at zero would hide a wrong table.
         An output that overflowed proves nothing, so smaller changes are tried as well.
@@ -195,7 +200,10 @@ class Probe:
                 _disturb(self.model, self._own, amount)
                 self.example = example
                 try:
-                    self.record()
+                    if with_gradients:
+                        self.record()
+                    else:
+                        self.output = self.run()
                 except ModelError:  # the model may not accept random input
                     continue
                 if all(bool(out.isfinite().all()) for out in self.output):
@@ -298,13 +306,11 @@ class Probe:
     def unreached(self) -> tuple[str, ...] | None:
         """Parameters that the output does not depend on, according to autograd.
 
-        None if the model has no backward pass here.
+        To be asked before ``shake``. None if the model has no backward pass here.
         """
         parameters = {n: p for n, p in self.model.named_parameters() if p.is_leaf}
-        for parameter in parameters.values():
-            parameter.requires_grad_(parameter.is_floating_point())
-        outputs = self.call(self.model, self.whole_example)
-        total = sum(out.sum() for out in outputs if out.requires_grad)
+        total = sum(out.sum() for out in self._recorded if out.requires_grad)
+        self.forget_gradients()
         if not isinstance(total, Tensor):
             return tuple(parameters)
         leaves = list(parameters.values())

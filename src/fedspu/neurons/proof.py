@@ -181,12 +181,12 @@ def survives(probe: Probe, groups: list[NeuronGroup], orders: Orders) -> bool:
 @contextmanager
 def _reordered(probe: Probe, moves: list[tuple[Axis, np.ndarray]]) -> Iterator[None]:
     """Inside, neurons are in another order along these axes."""
-    sources: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    sources: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     for axis, order in moves:
-        along, rows = sources[axis.tensor], axis.positions(len(order))
+        along, rows = sources[axis.tensor], axis.rows(len(order))
         if axis.dim not in along:
-            along[axis.dim] = torch.arange(probe.tensors[axis.tensor].shape[axis.dim])
-        along[axis.dim][rows.flatten()] = rows[torch.from_numpy(order)].flatten()
+            along[axis.dim] = np.arange(probe.tensors[axis.tensor].shape[axis.dim])
+        along[axis.dim][rows] = rows[order]
     with probe.trying(sources):
         for name, along in sources.items():
             probe.reorder(name, along)

@@ -45,7 +45,7 @@ def prove_slim(probe: Probe, table: Neurons, may_pad: bool = True) -> Neurons:
     candidates = [group for group in table.groups if group.slim and group.size > 1]
     others = [group for group in table.groups if not group.slim and may_pad]
     # With all examples: of few, a channel may be zero although it is not absent.
-    if (candidates or others) and not probe.shake(NUM_QUICK):
+    if (candidates or others) and not probe.shake(NUM_QUICK, False):
         return table.with_facts([replace(group, slim=False) for group in candidates])
     if candidates and not _slims(probe, table, candidates):
         table = _sliced(probe, table, candidates)

@@ -70,11 +70,18 @@ class Axis:
 
     def positions(self, size: int) -> Tensor:
         """The positions of each of ``size`` neurons, one row per neuron."""
+        return torch.from_numpy(self.rows(size))
+
+    def rows(self, size: int) -> np.ndarray:
+        """The same as an array: of few neurons, several times as fast."""
         if self.index:
-            return torch.tensor(self.index).view(size, -1)
-        runs = torch.arange(size * self.repeat).view(size, self.repeat)
-        starts = self.offset + self.stride * torch.arange(self.copies)
-        return (runs[:, None, :] + starts[None, :, None]).flatten(1)
+            return np.array(self.index).reshape(size, -1)
+        end = self.offset + size * self.repeat
+        runs = np.arange(self.offset, end).reshape(size, self.repeat)
+        if self.copies == 1:
+            return runs
+        starts = self.stride * np.arange(self.copies)
+        return (runs[:, None, :] + starts[None, :, None]).reshape(size, -1)
 
 
 @dataclass(frozen=True)

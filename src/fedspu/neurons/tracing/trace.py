@@ -1,6 +1,6 @@
 """The neurons of a model, as one forward pass shows them.
 
-The result is a list of units, one per neuron, which are still to be proved
+The result is a list of neurons, which are still to be proved
 (``proof.py``).
 """
 
@@ -8,16 +8,17 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedspu.neurons.calls import (
     all_tensors,
     call,
-    copy_model,
     flat_tensors,
     outputs_of,
     plain_tensors,
+    restored,
     without_shortcuts,
 )
 from fedspu.neurons.layers import Ports, kind_of
@@ -26,9 +27,7 @@ from fedspu.neurons.tracing.classes import Classes
 from fedspu.neurons.tracing.follow import Follower, Known, Table, dims
 from fedspu.neurons.tracing.live import Live
 from fedspu.neurons.tracing.rules import VOCABULARY, follow
-
-Places = dict[tuple[str, int], list[int]]
-"""(tensor, axis) -> sorted positions there."""
+from fedspu.neurons.tracing.units import Units, collect
 
 OUTPUT = "they reach the model's output"
 ORDER = "their order matters to the operation {}"
@@ -45,14 +44,6 @@ SILENT = (OUTPUT, VOCABULARY, SINGLE)
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One neuron: where it lies and, if it must always be active, why."""
-
-    places: Places
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Traced:
     """All neurons met, and the axes along which neurons are read.
 
@@ -63,8 +54,8 @@ class Traced:
     alone, and neurons lie along.
     """
 
-    units: list[Unit] = field(default_factory=list)
-    finer: list[Unit] = field(default_factory=list)
+    units: list[Units] = field(default_factory=list)
+    finer: list[Units] = field(default_factory=list)
     readers: set[tuple[str, int]] = field(default_factory=set)
     pinned: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -75,17 +66,18 @@ class Traced:
 def trace(probe: Probe) -> Traced:
     """The model's neurons; none if its forward pass cannot be followed at all."""
     try:
-        return _Trace(probe).run()
+        with restored(probe.model):
+            return _Trace(probe).run()
     except Exception:  # the user's own code, under conditions it was not written for
         return Traced()
 
 
 class _Trace:
-    """Passes through a copy of a model, until no more neurons are found to be one."""
+    """Passes through a model, until no more neurons are found to be one."""
 
     def __init__(self, probe: Probe) -> None:
         self.example = probe.whole_example
-        self.model = copy_model(probe.model, shares=True)  # its weights are only read
+        self.model = probe.model  # its weights are only read
         self.wide = probe.wide
         self.tensors = {
             name: tensor
@@ -148,7 +140,7 @@ class _Trace:
 
     def run(self) -> Traced:
         """All neurons met, in the coarse reading and in the fine one."""
-        finer: list[Unit] = []
+        finer: list[Units] = []
         self.live = self._what_matters()
         for number in range(MOST_PASSES):
             now = self._pass(self.live)
@@ -162,7 +154,7 @@ class _Trace:
                 break
         is_same = number == 0 and len(self.reasons) == num_reasons
         units = finer if is_same else self._units(now)
-        met = {name for unit in units for name, _ in unit.places}
+        met = {name for unit in units for name, _ in unit.axes}
         reached = {
             name for name, tensor in self.tensors.items() if id(tensor) in now.used
         }
@@ -178,7 +170,7 @@ class _Trace:
 
     def _units_with_unheard(
         self, reached: set[str]
-    ) -> tuple[list[Unit], tuple[str, ...]] | None:
+    ) -> tuple[list[Units], tuple[str, ...]] | None:
         """The units with their places in tensors that the output does not depend on.
 
         And the names of these tensors. None if there are none, or if what is done with
@@ -200,7 +192,7 @@ class _Trace:
         self.classes = parents
         if not unheard or not is_same:
             return None
-        heard = [u for u in units if any(name in reached for name, _ in u.places)]
+        heard = [u for u in units if any(name in reached for name, _ in u.axes)]
         return heard, unheard
 
     def _places_of(self, names: set[str]) -> Tensor:
@@ -246,9 +238,8 @@ class _Trace:
                 now.tie_all(tensor)
         return now
 
-    def _units(self, now: Follower) -> list[Unit]:
-        roots = self.classes.roots(torch.arange(self.num_places)).tolist()
-        makers = _classes_of(self.classes, now.makers)
+    def _units(self, now: Follower) -> list[Units]:
+        roots = self.classes.roots(torch.arange(self.num_places)).numpy()
         reasons: dict[int, str] = {}
         for label, operation in self.reasons:
             root = int(self.classes.roots(label)[0])
@@ -258,16 +249,16 @@ class _Trace:
                 reasons.setdefault(root, BLOCK)
             else:
                 reasons.setdefault(root, ORDER.format(operation))
-        found: dict[int, Places] = {}
-        for name, tensor in self.tensors.items():
-            for dim, size in enumerate(tensor.shape):
-                if size > 1:
-                    first = self.first[id(tensor), dim]
-                    _place(found, makers, (name, dim), roots[first : first + size])
+        classes = {
+            (name, dim): roots[first : first + size]
+            for name, tensor in self.tensors.items()
+            for dim, size in enumerate(tensor.shape)
+            if size > 1 and (first := self.first[id(tensor), dim]) >= 0
+        }
         for number, table in enumerate(self.tables):
             axis = (TABLE.format(number), table.dim)
-            _place(found, makers, axis, self.classes.roots(table.labels).tolist())
-        return [Unit(places, reasons.get(root, "")) for root, places in found.items()]
+            classes[axis] = self.classes.roots(table.labels).numpy()
+        return collect(classes, _classes_of(self.classes, now.makers), reasons)
 
     def _readers(self, now: Follower) -> set[tuple[str, int]]:
         """The axes of weights along which neurons are read."""
@@ -287,20 +278,10 @@ class _Trace:
         return found
 
 
-def _place(
-    found: dict[int, Places], makers: set[int], axis: tuple[str, int], roots: list[int]
-) -> None:
-    """Note where the neurons that are made somewhere lie along an axis."""
-    for position, root in enumerate(roots):
-        if root in makers:
-            found.setdefault(root, {}).setdefault(axis, []).append(position)
-
-
-def _classes_of(classes: Classes, slots: list[Tensor]) -> set[int]:
-    if not slots:
-        return set()
-    labels = torch.cat([slot.reshape(-1) for slot in slots]).unique()
-    return set(classes.roots(labels).tolist())
+def _classes_of(classes: Classes, slots: list[Tensor]) -> np.ndarray:
+    labels = [slot.reshape(-1) for slot in slots]
+    found: np.ndarray = classes.roots(torch.cat([*labels, torch.arange(0)])).numpy()
+    return np.unique(found)
 
 
 def _settle(now: Follower, of_weight: bool) -> None:

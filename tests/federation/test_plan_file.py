@@ -14,7 +14,7 @@ from fedspu.federation.plan import Build, Plan, Remodelled
 from fedspu.federation.plan_file import describe_plan, restore_plan
 from fedspu.methods import Entry, all_methods
 from fedspu.neurons.blocks import load_state
-from fedspu.neurons.table import Fixed
+from fedspu.neurons.table import Along, Call, Fixed
 from fedspu.prepare import Prepared, prepare
 from tests.oracles.federation import (
     CLASSES,
@@ -145,6 +145,13 @@ def test_every_entry_of_a_table_is_read_again() -> None:
         norm_tensors=frozenset({"scale", "norm.count"}),
         fixed=(Fixed(("a", "b"), "they are tied"), Fixed((), "none")),
         unreached=("lost.weight", "lost.bias"),
+        resized={"model.forward:3": (None, 1)},
+        uncounted={
+            Call("block.norm", "model.forward:4", "mean"): (
+                (-1, Along("fc.weight", 1)),
+                (-2, Along("lstm.weight", 0, 3)),
+            )
+        },
     )
     ready = plain()
     plan = replace(ready.plan, neurons=table)
@@ -153,11 +160,17 @@ def test_every_entry_of_a_table_is_read_again() -> None:
     assert str(found.neurons) == str(table)
 
 
-def test_a_plan_made_with_other_code_of_the_model_is_refused() -> None:
+@pytest.mark.parametrize("fact", ["resized", "uncounted"])
+def test_a_plan_made_with_other_code_of_the_model_is_refused(fact: str) -> None:
     place = f"{json.__name__}.{json.loads.__qualname__}:"
     number = json.loads.__code__.co_firstlineno
     ready = plain()
-    table = replace(ready.plan.neurons, resized={f"{place}{number}": (None, 1)})
+    line = f"{place}{number}"
+    change: Any = {
+        "resized": {line: (None, 1)},
+        "uncounted": {Call("", line, "add"): ()},
+    }
+    table = replace(ready.plan.neurons, **{fact: change[fact]})
     plan = replace(ready.plan, neurons=table)
     assert restored(replace(ready, plan=plan), mlp).neurons == table
     text = describe_plan(plan, ready.sample)

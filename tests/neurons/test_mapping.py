@@ -101,9 +101,12 @@ def test_all_entries_are_counted_as_by_hand(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", SURE, ids=lambda entry: entry.name)
-def test_every_group_can_be_slimmed_where_that_is_possible(entry: Entry) -> None:
+def test_every_group_can_be_slimmed_and_sliced_where_that_is_possible(
+    entry: Entry,
+) -> None:
     groups = mapped(entry.name).groups
-    assert all(group.slim for group in groups) == entry.slim
+    assert all(group.slim for group in groups)
+    assert any(group.padded for group in groups) != entry.slim
     assert all(group.permutable for group in groups) == entry.slim
 
 

@@ -207,8 +207,16 @@ def test_a_slim_model_is_not_used_again_for_other_padded_neurons() -> None:
         assert torch.equal(found, slim_model(full, plan.neurons, active).eval()(x))
 
 
+def normed() -> nn.Module:
+    """Neurons that are padded and must not count, in a group norm of two groups."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(32, CLASSES)
+    )
+
+
+@pytest.mark.parametrize("model", [mixture, normed])
 @pytest.mark.parametrize("entry", all_methods(), ids=lambda e: f"{e.name}-{e.reading}")
-def test_all_methods_run_with_padded_neurons(entry: Entry) -> None:
+def test_all_methods_run_with_padded_neurons(entry: Entry, model: Any) -> None:
     run = fedspu.simulate(
         {
             "method.name": entry.name,
@@ -217,7 +225,7 @@ def test_all_methods_run_with_padded_neurons(entry: Entry) -> None:
             "clients.number": 6,
             "clients.per_round": 2,
         },
-        model=mixture,
+        model=model,
         data=(noise(120, 1, 4, 4), torch.arange(120) % CLASSES),
     )
     assert 0 <= run.summary["personal_accuracy"] <= 1

@@ -248,7 +248,7 @@ def test_what_a_model_computes_and_throws_away_is_followed_as_well() -> None:
 def test_neurons_along_a_computed_table_stay_in_place() -> None:
     neurons = table_of("vit_computed_table")
     stream = next(group for group in neurons.groups if group.size == 16)
-    assert (stream.name, stream.permutable, stream.slim) == ("patches", False, False)
+    assert (stream.name, stream.permutable, stream.padded) == ("patches", False, True)
     assert set(stream.tensors) <= set(neurons.shapes)
 
 

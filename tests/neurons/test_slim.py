@@ -1,6 +1,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -348,8 +349,10 @@ def test_the_mode_of_the_model_is_kept() -> None:
 # Groups that cannot be sliced ---------------------------------------------------------
 
 
-def test_a_group_norm_of_two_groups_stays_whole_with_a_warning() -> None:
-    entry, neurons = ZOO_BY_NAME["groupnorm"], mapped("groupnorm")
+def test_groups_that_cannot_be_sliced_are_kept_whole_with_a_warning() -> None:
+    entry = ZOO_BY_NAME["groupnorm"]
+    stuck = [replace(g, slim=g.name != "conv1") for g in mapped("groupnorm").groups]
+    neurons = replace(mapped("groupnorm"), groups=tuple(stuck), uncounted={})
     model, x = random_model(entry).eval(), random_input(entry)
     active = random_active(neurons, 0.5)
     with pytest.warns(UserWarning, match="cannot be sliced: conv1$"):

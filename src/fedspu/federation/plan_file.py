@@ -26,7 +26,15 @@ from fedspu.federation.storage.saved_run import Checkpoint, SavedRun
 from fedspu.files import read_file
 from fedspu.methods.method import Method
 from fedspu.neurons.sizes import check_lines, source_of
-from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons, State
+from fedspu.neurons.table import (
+    Along,
+    Axis,
+    Call,
+    Fixed,
+    NeuronGroup,
+    Neurons,
+    State,
+)
 from fedspu.resolve import validated
 from fedspu.settings import SAME_BITS, Settings
 from fedspu.settings_text import MOST_BYTES, flatten, one_line, parse_toml
@@ -176,8 +184,17 @@ def _describe_table(neurons: Neurons) -> dict[str, Any]:
         "fixed": [asdict(fixed) for fixed in neurons.fixed],
         "unreached": list(neurons.unreached),
         "resized": {line: list(axes) for line, axes in neurons.resized.items()},
-        "code": {line: source_of(line) for line in neurons.resized},
+        "uncounted": [
+            [asdict(call), [[axis, asdict(along)] for axis, along in absences]]
+            for call, absences in neurons.uncounted.items()
+        ],
+        "code": {line: source_of(line) for line in _lines(neurons)},
     }
+
+
+def _lines(neurons: Neurons) -> list[str]:
+    """The lines of the model's code that a table speaks of."""
+    return sorted({*neurons.resized, *(call.line for call in neurons.uncounted)})
 
 
 def _restore_table(found: dict[str, Any]) -> Neurons:
@@ -190,6 +207,10 @@ def _restore_table(found: dict[str, Any]) -> Neurons:
         fixed=tuple(Fixed(tuple(f["tensors"]), f["reason"]) for f in found["fixed"]),
         unreached=tuple(found["unreached"]),
         resized={line: (a, b) for line, (a, b) in found.get("resized", {}).items()},
+        uncounted={
+            Call(**call): tuple((axis, Along(**along)) for axis, along in absences)
+            for call, absences in found.get("uncounted", ())
+        },
     )
 
 

@@ -19,27 +19,96 @@ def others(size: int, kept: Tensor) -> Tensor:
     return is_other
 
 
+class Leaking(Operations):
+    """Inside, functions like ReLU let a little through where they would give zero.
+
+    So a channel is zero only if it is absent. To see which neurons are connected, any
+    function of single values will do.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = name_of(func).rstrip("_")
+        if name not in _CLAMPS or not args[0].is_floating_point():
+            return func(*args, **(kwargs or {}))
+        x, is_in_place = args[0], name != name_of(func)
+        leak = x * 0.1
+        out = func(*args, **(kwargs or {}))
+        if is_in_place:
+            return out.copy_(torch.where(out == 0, leak, out))
+        return torch.where(out == 0, leak, out)
+
+
+_CLAMPS = {
+    "relu", "hardtanh", "clamp", "clamp_min", "threshold", "hardswish", "hardsigmoid",
+}  # fmt: skip
+
+
+class Patterns:
+    """Finds out which channels of a tensor are absent.
+
+    A tensor has absent channels along an axis if it is zero where one of the given
+    patterns says so. Channels may be zero by themselves, too, and then fit the patterns
+    of other groups: of several that fit, the one counts that a tensor fitted exactly
+    just before.
+    """
+
+    def __init__(self, absent: Iterable[Tensor]) -> None:
+        self._alike: dict[int, list[Tensor]] = defaultdict(list)  # by their length
+        self._known: dict[int, tuple[Any, int, dict[int, list[Tensor]]]] = {}
+        self._exact: dict[int, list[Tensor]] = defaultdict(list)  # the last one last
+        for pattern in absent:
+            alike = self._alike[len(pattern)]
+            is_new = not any(torch.equal(pattern, other) for other in alike)
+            if is_new and bool(pattern.any()):
+                alike.append(pattern)
+
+    def along(self, x: Tensor, dim: int) -> list[Tensor]:
+        """The patterns of the channels that are absent along an axis; mostly one."""
+        if not x.numel() or not self._alike.get(x.shape[dim]):
+            return []
+        ref, version, known = self._known.get(id(x), (None, 0, {}))
+        if ref is None or ref() is not x or version != x._version:
+            known = {}
+            self._known[id(x)] = (weakref.ref(x), x._version, known)
+        if dim not in known:
+            known[dim] = self._along(x, dim)
+        return known[dim]
+
+    def _along(self, x: Tensor, dim: int) -> list[Tensor]:
+        # Most patterns are ruled out by the first line and by the last one.
+        ends = [x.movedim(dim, -1)[(at,) * (x.dim() - 1)] != 0 for at in (0, -1)]
+        patterns = [
+            pattern
+            for pattern in self._alike[x.shape[dim]]
+            if not any(bool((end & pattern).any()) for end in ends)
+        ]
+        if not patterns:
+            return []
+        others = [d for d in range(x.dim()) if d != dim]
+        largest = torch.linalg.vector_norm(x, float("inf"), others) if others else x
+        is_zero = largest == 0
+        fitting = [pattern for pattern in patterns if bool(is_zero[pattern].all())]
+        if bool(is_zero.all()) or not fitting:
+            return []
+        exact = [pattern for pattern in fitting if torch.equal(pattern, is_zero)]
+        before = self._exact[len(is_zero)]
+        before += exact
+        known = [seen for seen in before if any(seen is fits for fits in fitting)]
+        return known[-1:] or fitting
+
+
 class Without(Operations):
     """Inside, channels that are absent count nowhere.
 
-    A tensor has absent channels along an axis if it is zero where one of the given
-    patterns says so. They stay zero whatever is done to values one by one, and means,
-    norms and the like are taken over the other channels.
-
-    Channels may be zero by themselves, too, and then fit the patterns of other groups:
-    of several that fit, the one counts that a tensor fitted exactly just before.
+    They stay zero whatever is done to values one by one, and means, norms and the like
+    are taken over the other channels.
     """
 
     def __init__(self, absent: Iterable[Tensor]) -> None:
         super().__init__()
-        self.patterns: dict[int, list[Tensor]] = defaultdict(list)
-        self._known: dict[int, tuple[Any, int, dict[int, Tensor | None]]] = {}
-        self._exact: dict[int, list[Tensor]] = defaultdict(list)  # the last one last
-        for pattern in absent:
-            alike = self.patterns[len(pattern)]
-            is_new = not any(torch.equal(pattern, other) for other in alike)
-            if is_new and bool(pattern.any()):
-                alike.append(pattern)
+        self.patterns = Patterns(absent)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -48,7 +117,7 @@ class Without(Operations):
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return func(*args, **kwargs)
-        if name in _SUMMARIES:
+        if name in SUMMARIES:
             for dim in axes_of(argument(func, args, kwargs, "dim"), x.dim()):
                 if (left := self.left(x, dim)) is not None:
                     x = x.index_select(dim, left)
@@ -67,38 +136,10 @@ class Without(Operations):
 
     def left(self, x: Tensor, dim: int) -> Tensor | None:
         """The channels along an axis that are not absent; None if none is absent."""
-        if not x.numel() or not self.patterns.get(x.shape[dim]):
-            return None
-        ref, version, known = self._known.get(id(x), (None, 0, {}))
-        if ref is None or ref() is not x or version != x._version:
-            known = {}
-            self._known[id(x)] = (weakref.ref(x), x._version, known)
-        if dim not in known:
-            known[dim] = self._left(x, dim)
-        return known[dim]
-
-    def _left(self, x: Tensor, dim: int) -> Tensor | None:
-        # Most patterns are ruled out by the first line and by the last one.
-        ends = [x.movedim(dim, -1)[(at,) * (x.dim() - 1)] != 0 for at in (0, -1)]
-        patterns = [
-            pattern
-            for pattern in self.patterns[x.shape[dim]]
-            if not any(bool((end & pattern).any()) for end in ends)
-        ]
+        patterns = self.patterns.along(x, dim)
         if not patterns:
             return None
-        others = [d for d in range(x.dim()) if d != dim]
-        largest = torch.linalg.vector_norm(x, float("inf"), others) if others else x
-        is_zero = largest == 0
-        fitting = [pattern for pattern in patterns if bool(is_zero[pattern].all())]
-        if bool(is_zero.all()) or not fitting:
-            return None
-        exact = [pattern for pattern in fitting if torch.equal(pattern, is_zero)]
-        before = self._exact[len(is_zero)]
-        before += exact
-        known = [seen for seen in before if any(seen is fits for fits in fitting)]
-        absent = known[-1] if known else torch.stack(fitting).any(0)
-        return (~absent).nonzero().flatten()
+        return (~torch.stack(patterns).any(0)).nonzero().flatten()
 
     def _empty(self, out: Tensor, given: list[Tensor]) -> None:
         """Set an output to zero where an operand is absent."""
@@ -117,7 +158,7 @@ class Without(Operations):
                     out.index_fill_(dim + missing, where.to(out.device), 0)
 
 
-_SUMMARIES = {
+SUMMARIES = {
     "mean", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min",
     "median",
 }  # fmt: skip

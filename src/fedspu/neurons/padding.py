@@ -2,15 +2,19 @@
 
 Some models have the number of their neurons where it cannot be changed: in a config, in
 a line that splits, in a check of sizes. A slim copy of such a model stores its kept
-neurons alone, and computes in full width with zeros in the place of the others. That is
-only right for neurons that do nothing once their entries are zero, which is proved like
-all else (``slim_proof.py``).
+neurons alone, and computes in full width with zeros in the place of the others. Where
+these would count, they are left out (``uncounted.py``). That the copy is right is
+proved like all else (``slim_proof.py``).
 """
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fedspu.neurons.table import Along, Call, Uncounted
+from fedspu.neurons.uncounted import Kept, Uncounting, settled
 
 ZERO, CUT = -1, -2
 """Instead of a stored position: a zero stands there; the place is gone."""
@@ -64,17 +68,39 @@ Owner = tuple[str, str]
 class Padding:
     """Stored tensors have full width while a model runs.
 
-    ``places`` has the padded axes of each tensor, ``owners`` all who hold it.
+    ``places`` has the padded axes of each tensor, ``owners`` all who hold it, and
+    ``calls`` in which operations which zeros do not count.
     """
 
     def __init__(self) -> None:
         self.places: dict[str, Places] = {}
         self.owners: dict[str, list[Owner]] = {}
+        self.calls: dict[Call, Kept] = {}
         self._stored: dict[str, Tensor] = {}  # while the model runs
+        self._modes: list[Uncounting] = []  # likewise
         self._depth = 0
 
-    def watch(self, model: nn.Module) -> None:
-        """Run a model in full width from now on, if any of it is padded."""
+    def masks(self, model: nn.Module) -> dict[Along, Tensor]:
+        """Which channels are zeros that stand for neurons, along all axes with any.
+
+        Also along each axis and all behind it as one.
+        """
+        found = {}
+        for name, places in self.places.items():
+            table, key = _holder(model, self.owners[name][0])
+            shape = padded(table[key].detach(), places).shape
+            for dim, at in places.items():
+                for repeat in (1, prod(shape[dim + 1 :])):
+                    along = Along(name, dim, repeat)
+                    found[along] = (at < 0).repeat_interleave(repeat)
+        return found
+
+    def watch(self, model: nn.Module, uncounted: Uncounted) -> None:
+        """Run a model in full width from now on, if any of it is padded.
+
+        In the calls of ``uncounted``, zeros that stand for neurons do not count.
+        """
+        self.calls = settled(uncounted, self.masks(model)) if uncounted else {}
         if self.places and padding_of(model) is not self:
             model.register_forward_pre_hook(self.enter)
             model.register_forward_hook(self.leave, always_call=True)
@@ -88,12 +114,17 @@ class Padding:
             table, key = _holder(model, self.owners[name][0])
             self._stored[name] = table[key]
             hold(model, self.owners[name], padded(table[key], places))
+        if self.calls:
+            self._modes.append(Uncounting(model, self.calls))
+            self._modes[-1].__enter__()  # type: ignore[no-untyped-call]  # PyTorch's
 
     def leave(self, model: nn.Module, given: Any, out: Any) -> None:
         """After it, also if it failed."""
         self._depth -= 1
         if self._depth:
             return
+        while self._modes:
+            self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for name, stored in self._stored.items():
             table, key = _holder(model, self.owners[name][0])
             if not isinstance(stored, nn.Parameter):  # statistics may be new

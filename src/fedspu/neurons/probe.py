@@ -322,6 +322,20 @@ class Probe:
             return None
         return tuple(n for n, g in zip(parameters, grads, strict=True) if g is None)
 
+    def has_finite_gradients(self) -> bool:
+        """Whether no gradient of the model as it is now is infinite or not a number.
+
+        Also if it has no backward pass here.
+        """
+        outputs = [out for out in self.call(self.model, self.example) if out.grad_fn]
+        totals = [out.square().sum() for out in outputs]
+        leaves = list(self._learnt().values())
+        try:
+            grads = torch.autograd.grad(totals, leaves, allow_unused=True)
+        except Exception:  # the user's own code
+            return True
+        return all(g is None or bool(g.isfinite().all()) for g in grads)
+
     def reaches(self, names: Iterable[str]) -> bool:
         """Whether any other input makes use of these parameters."""
         wanted = {id(self.tensors[name]) for name in names}

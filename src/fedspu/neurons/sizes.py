@@ -96,7 +96,7 @@ class Sizes(TorchFunctionMode):
             sizes = list(sizes[0])
         if not sizes or isinstance(sizes[0], torch.dtype):  # a number; another type
             return func(*args)
-        line = _line(sys._getframe(1))
+        line = line_of(calling_frame(sys._getframe(1)))
         kept, inferred = self.resized.get(line, (None, None))
         if kept is not None:
             sizes[kept] = x.shape[kept]
@@ -141,7 +141,24 @@ class WatchedSizes(Sizes):
         return out
 
 
-def _line(frame: FrameType) -> str:
+def calling_frame(frame: FrameType | None) -> FrameType | None:
+    """The first frame, from this one upwards, that is not on the way to a mode."""
+    while frame is not None and frame.f_globals.get("__name__") in _ON_THE_WAY:
+        frame = frame.f_back
+    return frame
+
+
+_ON_THE_WAY = {
+    "torch.overrides", "torch.functional", "torch.nn.functional", "torch._tensor",
+    "torch._jit_internal", __name__, "fedspu.neurons.uncounted",
+}  # fmt: skip
+"""Code between a model's and a mode of ours."""
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The place of a frame in the code, as a table names it."""
+    if frame is None:
+        return ""
     code = frame.f_code
     return f"{frame.f_globals.get('__name__')}.{code.co_qualname}:{frame.f_lineno}"
 

@@ -63,7 +63,7 @@ def cut_model(slim: nn.Module, neurons: Neurons, kept: Active) -> nn.Module:
         kind_of(layer).resize(layer, Cut(path, neurons, width))
     for name, tensor in stored.items():
         hold(slim, padding.owners[name], tensor)
-    padding.watch(slim)
+    padding.watch(slim, neurons.uncounted)
     for group in neurons.groups:
         for path in group.counts:
             owner, _, key = path.rpartition(".")

@@ -8,7 +8,8 @@ layer, or in a line that reshapes. Both are looked for.
 
 import warnings
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,13 +19,15 @@ import torch
 from torch import Tensor
 
 from fedspu.errors import ModelError
-from fedspu.neurons.absent import Without, others
+from fedspu.neurons.absent import Leaking, Without, others
 from fedspu.neurons.calls import restored, without_shortcuts
+from fedspu.neurons.padding import padding_of
 from fedspu.neurons.probe import NUM_QUICK, Probe, distance, tolerance
 from fedspu.neurons.search import alike_groups, failing, without_numbers
-from fedspu.neurons.sizes import WatchedSizes
+from fedspu.neurons.sizes import Sizes, WatchedSizes
 from fedspu.neurons.slim import cut_model, slimmable
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
+from fedspu.neurons.uncounted import Watching
 
 MOST_TRIALS, LEAST_TRIALS = 60, 2
 MOST_ENTRIES, MOST_RUNS = 450_000_000, 24_000
@@ -39,6 +42,11 @@ def prove_slim(probe: Probe, table: Neurons, may_pad: bool = True) -> Neurons:
 
     ``may_pad`` says that groups that were not to be sliced may be padded.
     """
+    with Leaking():
+        return _prove_slim(probe, table, may_pad)
+
+
+def _prove_slim(probe: Probe, table: Neurons, may_pad: bool) -> Neurons:
     num_layers = sum(1 for _ in probe.model.modules())
     affordable = min(MOST_ENTRIES // _size(probe), MOST_RUNS // num_layers)
     probe.trials_left = max(LEAST_TRIALS, min(MOST_TRIALS, affordable))
@@ -114,7 +122,40 @@ def _padded(
     tried = [replace(g, slim=True, padded=True, counts=()) for g in groups]
     probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
     stuck = _stuck(probe, table.with_facts(tried), tried, is_sure=False)
-    return table.with_facts(g for g in tried if g.name not in stuck), stuck
+    table = table.with_facts(g for g in tried if g.name not in stuck)
+    rest = [g for g in tried if g.name in stuck]
+    if rest and (wider := _uncounted(probe, table.with_facts(rest), rest)) is not None:
+        return wider, set()
+    return table, stuck
+
+
+def _uncounted(
+    probe: Probe, table: Neurons, groups: list[NeuronGroup]
+) -> Neurons | None:
+    """The table with the calls in which some padded neurons must not count."""
+    active = _drawn(table, groups, is_half=True)
+    try:
+        with _cut(probe, table, active), torch.no_grad():
+            masks = padding_of(probe.model).masks(probe.model)
+            with Watching(probe.model, masks) as watching:
+                probe.run()
+        calls = {call: found for call, found in watching.seen.items() if found}
+        table = table.with_facts(uncounted={**table.uncounted, **calls})
+        with _cut(probe, table, active):
+            can_train = probe.has_finite_gradients()
+    except ModelError:
+        return None
+    probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
+    return table if calls and can_train and _slims(probe, table, groups) else None
+
+
+@contextmanager
+def _cut(probe: Probe, table: Neurons, active: Active) -> Iterator[None]:
+    """Inside, the probe's model is a slim copy."""
+    with warnings.catch_warnings(), restored(probe.model), Sizes(table.resized):
+        warnings.simplefilter("ignore")
+        cut_model(probe.model, table, slimmable(table, active))
+        yield
 
 
 def _size(probe: Probe) -> int:
@@ -258,12 +299,19 @@ def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
 
 
 def _drawn(table: Neurons, groups: list[NeuronGroup], is_half: bool) -> Active:
-    """A random half of the neurons of these groups, or another random part."""
+    """A random half of the neurons of these groups, or another random part.
+
+    Of a half, one of the first two is gone: else it might happen to be whole groups of
+    a norm, whose other groups are right without them.
+    """
     active = table.everything()
     for group in groups:
         number = group.size // 2 if is_half else int(torch.randint(group.size, ()))
-        part = torch.randperm(group.size)[: max(1, number)]
-        active[group.name] = part.sort().values
+        order = torch.randperm(group.size)
+        if is_half and group.size > 2:
+            ends = order < 2
+            order = torch.cat([order[ends][:1], order[~ends], order[ends][1:]])
+        active[group.name] = order[: max(1, number)].sort().values
     return active
 
 

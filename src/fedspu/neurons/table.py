@@ -132,6 +132,32 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Call:
+    """An operation in a line of a model's code, as one of its layers runs it."""
+
+    layer: str
+    line: str
+    operation: str
+
+
+@dataclass(frozen=True)
+class Along:
+    """The channels along an axis of a tensor, each so many times."""
+
+    tensor: str
+    dim: int
+    repeat: int = 1
+
+
+Absence = tuple[int, Along]
+"""An axis, counted from the end (-1, -2 ...), and the channels that lie along it."""
+
+Uncounted = dict[Call, tuple[Absence, ...]]
+"""For each call, the axes along which neurons may be absent: of what it is given or, if
+it treats values one by one, of what it returns."""
+
+
+@dataclass(frozen=True)
 class Neurons:
     """A model's table of neuron groups; prints as a table.
 
@@ -141,7 +167,8 @@ class Neurons:
     them with the client. ``unreached`` parameters took no part in the example's forward
     pass, so nothing is known about what their neurons are connected to. ``resized`` are
     lines of the model's code that reshape, and must do so otherwise in a slim copy
-    (``sizes.py``).
+    (``sizes.py``); ``uncounted`` are calls in it in which padded neurons must not count
+    (``uncounted.py``).
     """
 
     groups: tuple[NeuronGroup, ...]
@@ -151,6 +178,7 @@ class Neurons:
     fixed: tuple[Fixed, ...] = ()
     unreached: tuple[str, ...] = ()
     resized: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    uncounted: Uncounted = field(default_factory=dict)
     _index: dict[tuple[str, int], list[tuple[NeuronGroup, Tensor]]] = field(
         init=False, repr=False, compare=False
     )
@@ -202,8 +230,9 @@ class Neurons:
         self,
         groups: Iterable[NeuronGroup] = (),
         resized: dict[str, tuple[int | None, int | None]] | None = None,
+        uncounted: Uncounted | None = None,
     ) -> "Neurons":
-        """The same table with other facts about some groups, or other lines resized.
+        """The same table with other facts about some groups or the model's code.
 
         The groups have the names, sizes and axes of those that are here, so nothing has
         to be checked or indexed again.
@@ -219,6 +248,8 @@ class Neurons:
         object.__setattr__(changed, "_index", index)
         if resized is not None:
             object.__setattr__(changed, "resized", resized)
+        if uncounted is not None:
+            object.__setattr__(changed, "uncounted", uncounted)
         return changed
 
     def _check_axis(

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.neurons import slim_proof
 from fedspu.neurons.calls import undisturbed
+from fedspu.neurons.slimming import proof as slim_proof
 from fedspu.neurons.tracing.rules.moves import _viewed
 from tests.oracles.models import seeded
 from tests.oracles.zoo import noise

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedspu import Axis, NeuronGroup, extract, map_neurons, merge, slim_model
-from fedspu.neurons.absent import Without
 from fedspu.neurons.calls import undisturbed
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove
-from fedspu.neurons.sizes import Sizes
 from fedspu.neurons.slim import slim_neurons
+from fedspu.neurons.slimming.absent import Without
+from fedspu.neurons.slimming.sizes import Sizes
 from tests.oracles.models import seeded
 
 

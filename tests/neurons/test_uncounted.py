@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fedspu import Neurons, map_neurons, slim_model
 from fedspu.errors import ModelError
-from fedspu.neurons.padding import padding_of
 from fedspu.neurons.slim import slim_neurons
+from fedspu.neurons.slimming.padding import padding_of
+from fedspu.neurons.slimming.uncounted import Uncounting
 from fedspu.neurons.table import Call
-from fedspu.neurons.uncounted import Uncounting
 from tests.neurons.test_slim import assert_same
 from tests.oracles.models import seeded
 from tests.oracles.zoo import noise

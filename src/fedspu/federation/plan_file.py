@@ -25,7 +25,7 @@ from fedspu.federation.storage.saved_index import SETTINGS
 from fedspu.federation.storage.saved_run import Checkpoint, SavedRun
 from fedspu.files import read_file
 from fedspu.methods.method import Method
-from fedspu.neurons.sizes import check_lines, source_of
+from fedspu.neurons.slimming.sizes import check_lines, source_of
 from fedspu.neurons.table import (
     Along,
     Axis,

@@ -26,7 +26,7 @@ from fedspu.neurons.choose import choose_ordered
 from fedspu.neurons.layers import kind_of
 from fedspu.neurons.probe import Probe
 from fedspu.neurons.proof import prove
-from fedspu.neurons.slim_proof import prove_slim
+from fedspu.neurons.slimming.proof import prove_slim
 from fedspu.neurons.table import Axis, Fixed, NeuronGroup, Neurons
 from fedspu.neurons.tracing import OUTPUT, SILENT, Traced, Units, trace
 

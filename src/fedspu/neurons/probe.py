@@ -20,11 +20,16 @@ from fedspu.neurons.calls import (
     outputs_of,
     plain_tensors,
 )
-from fedspu.neurons.layers import kind_of
-from fedspu.neurons.sizes import Mismatch, Reshape
-
-POOL = 200_003
-"""So many random numbers are drawn for large tensors: a prime, so that rows differ."""
+from fedspu.neurons.shaking import (
+    are_close,
+    disturb,
+    noise_like,
+    num_examples,
+    other_like,
+    part_of,
+    tolerance,
+)
+from fedspu.neurons.slimming.sizes import Mismatch, Reshape
 
 NUM_QUICK = 3
 """Trials from this number on are for neurons that are hard to hear: with all examples.
@@ -94,19 +99,19 @@ class Probe:
         They are if the first and the last have the same output alone as among all. One
         is enough if its output is more than one number: a single one has no spread.
         """
-        whole, number = self.whole_example, _num_examples(self.whole_example)
+        whole, number = self.whole_example, num_examples(self.whole_example)
         few = 1 + any(out.dim() == 0 or out.numel() == len(out) for out in self.output)
-        if number <= few or number != _num_examples(self.output):
+        if number <= few or number != num_examples(self.output):
             return whole
         for part in (slice(number - few, number), slice(few)):
             try:
                 with torch.no_grad():
-                    now = self.call(self.model, _part(whole, part))
+                    now = self.call(self.model, part_of(whole, part))
             except ModelError:
                 return whole
-            if not _are_close(now, _part(self.output, part)):
+            if not are_close(now, part_of(self.output, part)):
                 return whole
-        return _part(whole, part)
+        return part_of(whole, part)
 
     def know(self, tables: Mapping[str, Tensor]) -> None:
         """Let values that the model computes of sizes be tried like its tensors."""
@@ -196,8 +201,8 @@ class Probe:
         if self._fewer is not None and 0 < trial < NUM_QUICK:
             given = self._fewer
         for amount in (a for a in AMOUNTS if a <= self._most):
-            for example in (_noise_like(given), given)[trial == 0 :]:
-                _disturb(self.model, self._own, amount)
+            for example in (noise_like(given), given)[trial == 0 :]:
+                disturb(self.model, self._own, amount)
                 self.example = example
                 try:
                     if with_gradients:
@@ -225,7 +230,7 @@ class Probe:
                 tensor = self.tensors[name]
                 last = torch.finfo(tensor.dtype).eps
                 tensor.data = tensor.data * (1 + last * torch.randn_like(tensor))
-            is_calm = _are_close(self.run(), self.output, 0.01)
+            is_calm = are_close(self.run(), self.output, 0.01)
         less = [amount for amount in AMOUNTS if amount < self._amount]
         if is_calm or not less:
             return False
@@ -259,7 +264,7 @@ class Probe:
     def is_unchanged(self) -> bool:
         """Whether the model still gives the output it gave after the last shake."""
         try:
-            return _are_close(self.run(), self.output)
+            return are_close(self.run(), self.output)
         except ModelError:
             return False
 
@@ -342,7 +347,7 @@ class Probe:
         for trial in range(4):
             for scale in (1.0, -3.0):
                 seen = _Seen()
-                example = _other_like(self.whole_example, trial, scale)
+                example = other_like(self.whole_example, trial, scale)
                 try:
                     with torch.no_grad(), self.wide(), seen:
                         call(self.model, example)
@@ -351,32 +356,6 @@ class Probe:
                 if seen.tensors & wanted:
                     return True
         return False
-
-
-def _are_close(now: list[Tensor], before: list[Tensor], share: float = 1.0) -> bool:
-    """Whether outputs differ by no more than rounding, or a share of that."""
-    return len(now) == len(before) and all(
-        a.shape == b.shape and bool(distance(a, b) <= share * tolerance(b))
-        for a, b in zip(now, before, strict=True)
-        if b.numel()
-    )
-
-
-def _num_examples(value: Any) -> int:
-    """The length of the first axis of all tensors; 0 if they have none in common."""
-    lengths = {len(t) if t.dim() else 0 for t in flat_tensors(value)}
-    return lengths.pop() if len(lengths) == 1 else 0
-
-
-def _part(value: Any, part: slice) -> Any:
-    """The same nested value with some of the examples alone."""
-    if isinstance(value, Tensor):
-        return value[part]
-    if isinstance(value, dict):
-        return {key: _part(item, part) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_part(item, part) for item in value)
-    return value
 
 
 def _leaves_of(value: Tensor) -> set[int]:
@@ -435,48 +414,6 @@ class _Seen(Operations):
         return func(*args, **(kwargs or {}))
 
 
-def _other_like(value: Any, trial: int, scale: float) -> Any:
-    """Another nested value: noise for numbers, the same words in another order."""
-    if isinstance(value, Tensor):
-        rng = torch.Generator().manual_seed(trial)
-        if value.is_floating_point():
-            noise = torch.randn(value.shape, generator=rng, dtype=value.dtype)
-            return (noise + scale).to(value.device)
-        order = torch.randperm(value.numel(), generator=rng).to(value.device)
-        return value.reshape(-1)[order].view(value.shape)
-    if isinstance(value, dict):
-        return {key: _other_like(item, trial, scale) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_other_like(item, trial, scale) for item in value)
-    return value
-
-
-def distance(a: Tensor, b: Tensor) -> Tensor:
-    """The largest difference between two outputs."""
-    return (a.double() - b.double()).abs().max()
-
-
-def tolerance(output: Tensor) -> Tensor:
-    """How far rounding may move the output: a share of its spread, not of its size.
-
-    One number alone, such as a loss, has no spread; its size has to do.
-    """
-    share = 1e-8 if output.dtype == torch.float64 else 1e-4
-    middle = output.double().mean() if output.numel() > 1 else 0.0
-    return share * (output.double() - middle).abs().max().clamp(1e-9)
-
-
-def _noise_like(value: Any) -> Any:
-    """The same nested value with noise in its floating-point tensors."""
-    if isinstance(value, Tensor):
-        return torch.randn_like(value) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _noise_like(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_noise_like(item) for item in value)
-    return value
-
-
 def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy_model(model).eval()
@@ -485,35 +422,3 @@ def _copy(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied ({error}); map_neurons works on "
             "a deep copy, so the model must support copy.deepcopy"
         ) from error
-
-
-def _disturb(model: nn.Module, before: Mapping[str, Tensor], amount: float) -> None:
-    norms = {id(b) for m in model.modules() if kind_of(m).is_norm for b in m.buffers()}
-    known = norms | {id(parameter) for parameter in model.parameters()}
-    pool = torch.randn(POOL)
-    with torch.no_grad():
-        for name, tensor in all_tensors(model):
-            own = before[name]
-            if not own.is_floating_point() or id(tensor) not in known:
-                continue
-            if id(tensor) in norms:  # a running variance must stay positive
-                noise = 0.5 + torch.rand_like(tensor)
-                tensor.copy_(own * (1 - amount) + amount * noise)
-                continue
-            is_flat = own.numel() == max(own.shape, default=1)  # a gain, like (1, c, 1)
-            fan_in = 1 if is_flat else own.numel() // len(own)
-            _fill(tensor, pool, 1 / max(1, fan_in) ** 0.5)
-            if amount < 1:
-                tensor.mul_(amount).add_(1).mul_(own)
-
-
-def _fill(tensor: Tensor, pool: Tensor, scale: float) -> None:
-    """Write normal numbers; in a large tensor they come again, but in no equal rows."""
-    size = tensor.numel()
-    if size < len(pool) or not tensor.is_contiguous():
-        tensor.copy_(scale * torch.randn(tensor.shape))  # ten times as fast as float64
-        return
-    turned = scale * pool.roll(int(torch.randint(len(pool), ())))
-    flat, whole = tensor.view(-1), size - size % len(pool)
-    flat[:whole].view(-1, len(pool)).copy_(turned)
-    flat[whole:].copy_(turned[: size - whole])

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from fedspu.neurons.blocks import extract
 from fedspu.neurons.calls import all_tensors, copy_model, plain_tensors
 from fedspu.neurons.layers import Cut, kind_of
-from fedspu.neurons.padding import hold, moved, owners_of, padded, padding_of
-from fedspu.neurons.sizes import resize_lines
+from fedspu.neurons.slimming.padding import hold, moved, owners_of, padded, padding_of
+from fedspu.neurons.slimming.sizes import resize_lines
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons, State
 
 
@@ -19,8 +19,8 @@ def slim_model(model: nn.Module, neurons: Neurons, active: Active) -> nn.Module:
 
     Its state is ``extract(state_of(model), neurons.blocks(active))``. A padded group
     is smaller in that state alone: while the copy runs, zeros stand for the neurons
-    that are gone (``padding.py``). A group that cannot be sliced stays whole, with a
-    warning; see ``slimmable``.
+    that are gone (``slimming/padding.py``). A group that cannot be sliced stays whole,
+    with a warning; see ``slimmable``.
     """
     kept = slimmable(neurons, active)
     if whole := [name for name in kept if len(kept[name]) != len(active[name])]:

@@ -167,8 +167,8 @@ class Neurons:
     them with the client. ``unreached`` parameters took no part in the example's forward
     pass, so nothing is known about what their neurons are connected to. ``resized`` are
     lines of the model's code that reshape, and must do so otherwise in a slim copy
-    (``sizes.py``); ``uncounted`` are calls in it in which padded neurons must not count
-    (``uncounted.py``).
+    (``slimming/sizes.py``); ``uncounted`` are calls in it in which padded neurons must
+    not count (``slimming/uncounted.py``).
     """
 
     groups: tuple[NeuronGroup, ...]

@@ -4,7 +4,7 @@ Some models have the number of their neurons where it cannot be changed: in a co
 a line that splits, in a check of sizes. A slim copy of such a model stores its kept
 neurons alone, and computes in full width with zeros in the place of the others. Where
 these would count, they are left out (``uncounted.py``). That the copy is right is
-proved like all else (``slim_proof.py``).
+proved like all else (``proof.py``).
 """
 
 from math import prod
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedspu.neurons.slimming.uncounted import Kept, Uncounting, settled
 from fedspu.neurons.table import Along, Call, Uncounted
-from fedspu.neurons.uncounted import Kept, Uncounting, settled
 
 ZERO, CUT = -1, -2
 """Instead of a stored position: a zero stands there; the place is gone."""

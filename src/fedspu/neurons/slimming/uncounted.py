@@ -2,7 +2,7 @@
 
 A mean or a norm over channels counts zeros, too, and what is added to a zero is no zero
 any more. Which calls of a model those are is found by running a padded copy once;
-that they are right is proved like all else (``slim_proof.py``).
+that they are right is proved like all else (``proof.py``).
 """
 
 import sys
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedspu.errors import ModelError
-from fedspu.neurons.absent import SUMMARIES, Patterns
-from fedspu.neurons.sizes import calling_frame, line_of
+from fedspu.neurons.slimming.absent import SUMMARIES, Patterns
+from fedspu.neurons.slimming.sizes import calling_frame, line_of
 from fedspu.neurons.table import Absence, Along, Call, Uncounted
 from fedspu.neurons.tracing.rules.rule import axes_of
 

@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from fedspu.errors import ModelError
-from fedspu.neurons.absent import Leaking, Without, others
 from fedspu.neurons.calls import restored, without_shortcuts
-from fedspu.neurons.padding import padding_of
-from fedspu.neurons.probe import NUM_QUICK, Probe, distance, tolerance
+from fedspu.neurons.probe import NUM_QUICK, Probe
 from fedspu.neurons.search import alike_groups, failing, without_numbers
-from fedspu.neurons.sizes import Sizes, WatchedSizes
+from fedspu.neurons.shaking import distance, tolerance
 from fedspu.neurons.slim import cut_model, slimmable
+from fedspu.neurons.slimming.absent import Leaking, Without, others
+from fedspu.neurons.slimming.padding import padding_of
+from fedspu.neurons.slimming.sizes import Sizes, WatchedSizes
+from fedspu.neurons.slimming.uncounted import Watching
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
-from fedspu.neurons.uncounted import Watching
 
 MOST_TRIALS, LEAST_TRIALS = 60, 2
 MOST_ENTRIES, MOST_RUNS = 450_000_000, 24_000

@@ -3,7 +3,7 @@
 ``x.reshape(batch, tokens, channels)`` fails where ``channels`` is the width of
 something else that was cut. With -1 instead, PyTorch works the size out from what is
 there: the same in the full model, and right in a slim copy. Which size of which line
-that is, is found by trial, and proved like all else (``slim_proof.py``).
+that is, is found by trial, and proved like all else (``proof.py``).
 """
 
 import linecache
@@ -150,7 +150,7 @@ def calling_frame(frame: FrameType | None) -> FrameType | None:
 
 _ON_THE_WAY = {
     "torch.overrides", "torch.functional", "torch.nn.functional", "torch._tensor",
-    "torch._jit_internal", __name__, "fedspu.neurons.uncounted",
+    "torch._jit_internal", __name__, "fedspu.neurons.slimming.uncounted",
 }  # fmt: skip
 """Code between a model's and a mode of ours."""
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Sequence
@@ -371,6 +373,31 @@ def test_warnings_of_runs_at_once_say_which_run(
     monkeypatch.setattr(play, "simulate", remarking)
     with pytest.warns(UserWarning, match="local-alpha-1-seed-1: this seed is odd"):
         fedspu.compare(["local"], given, out=tmp_path / "out", seeds=[0, 1], parallel=2)
+
+
+IN_A_NOTEBOOK = """
+import sys, torch, fedspu
+from tests.oracles.federation import examples, mlp, named
+
+assert torch.get_num_threads() == 2
+assert not (torch.zeros(1_000_000) < 0).any()  # starts threads; no fork has them
+fedspu.compare(
+    ["local"], named(rounds=1, train__epochs=1), model=mlp, data=examples(40_000),
+    out=sys.argv[1], seeds=[0, 1], parallel=2,
+)
+"""
+
+
+def test_runs_at_once_do_not_wait_for_threads_of_the_process_they_came_from(
+    tmp_path: Path,
+) -> None:
+    subprocess.run(
+        [sys.executable, "-c", IN_A_NOTEBOOK, str(tmp_path / "out")],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        timeout=60,
+        check=True,
+    )
+    assert (tmp_path / "out/comparison.md").exists()
 
 
 # From Python --------------------------------------------------------------------------

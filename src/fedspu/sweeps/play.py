@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedspu.engines.crew import portable
 from fedspu.engines.machine import find_device, num_cores
 from fedspu.engines.workers import can_fork
@@ -217,6 +219,8 @@ def _serve(
     """In a process of its own: play one run, and tell what became of it."""
     leave_interrupts_to_parent()
     end_with_parent(parent)
+    # PyTorch would wait for ever for threads that it began before the fork.
+    torch.set_num_threads(1)
     summary, failed = None, None
     with warnings.catch_warnings(record=True) as remarks:
         try:

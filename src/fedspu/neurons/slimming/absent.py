@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fedspu.neurons.calls import Operations
 from fedspu.neurons.tracing.rules.rule import argument, axes_of, name_of
@@ -19,29 +20,35 @@ def others(size: int, kept: Tensor) -> Tensor:
     return is_other
 
 
-class Leaking(Operations):
+class Leaking(TorchFunctionMode):
     """Inside, functions like ReLU let a little through where they would give zero.
 
     So a channel is zero only if it is absent. To see which neurons are connected, any
     function of single values will do.
     """
 
-    def __torch_dispatch__(
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_leaked = False
+
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = name_of(func).rstrip("_")
-        if name not in _CLAMPS or not args[0].is_floating_point():
-            return func(*args, **(kwargs or {}))
-        x, is_in_place = args[0], name != name_of(func)
+        """Run an operation, one like ReLU with a leak."""
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "").rstrip("_") not in _CLAMPS:
+            return func(*args, **kwargs)
+        self.has_leaked = True
+        x = args[0] if args else kwargs["input"]
         leak = x * 0.1
-        out = func(*args, **(kwargs or {}))
-        if is_in_place:
-            return out.copy_(torch.where(out == 0, leak, out))
-        return torch.where(out == 0, leak, out)
+        out = func(*args, **kwargs)
+        leaking = torch.where(out == 0, leak, out)
+        return out.copy_(leaking) if out is x else leaking
 
 
 _CLAMPS = {
-    "relu", "hardtanh", "clamp", "clamp_min", "threshold", "hardswish", "hardsigmoid",
+    "relu", "relu6", "hardtanh", "clamp", "clamp_min", "clip", "threshold", "hardswish",
+    "hardsigmoid",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ layer, or in a line that reshapes. Both are looked for.
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -43,22 +43,23 @@ def prove_slim(probe: Probe, table: Neurons, may_pad: bool = True) -> Neurons:
 
     ``may_pad`` says that groups that were not to be sliced may be padded.
     """
-    with Leaking():
-        return _prove_slim(probe, table, may_pad)
-
-
-def _prove_slim(probe: Probe, table: Neurons, may_pad: bool) -> Neurons:
     num_layers = sum(1 for _ in probe.model.modules())
     affordable = min(MOST_ENTRIES // _size(probe), MOST_RUNS // num_layers)
     probe.trials_left = max(LEAST_TRIALS, min(MOST_TRIALS, affordable))
-    candidates = [group for group in table.groups if group.slim and group.size > 1]
+    candidates = _sliceable(table)
     others = [group for group in table.groups if not group.slim and may_pad]
-    # With all examples: of few, a channel may be zero although it is not absent.
-    if (candidates or others) and not probe.shake(NUM_QUICK, False):
+    if not candidates and not others:
+        return table
+    leaking = Leaking()
+    with leaking:
+        # With all examples: of few, a channel may be zero although it is not absent.
+        is_shaken = probe.shake(NUM_QUICK, False)
+    if not is_shaken:
         return table.with_facts([replace(group, slim=False) for group in candidates])
-    if candidates and not _slims(probe, table, candidates):
-        table = _sliced(probe, table, candidates)
-    return _also_padded(probe, table, others) if others else table
+    with leaking if leaking.has_leaked else nullcontext():  # else it only costs
+        if candidates and not _slims(probe, table, candidates):
+            table = _sliced(probe, table, candidates)
+        return _also_padded(probe, table, others)
 
 
 def _sliced(probe: Probe, table: Neurons, candidates: list[NeuronGroup]) -> Neurons:
@@ -95,11 +96,31 @@ def _sliced(probe: Probe, table: Neurons, candidates: list[NeuronGroup]) -> Neur
 
 def _also_padded(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> Neurons:
     """The table with those of some groups padded that can be, beside all others."""
-    for alike in alike_groups(groups):
+    classes = alike_groups(groups)
+    if len(classes) > 1:  # mostly all can be, and at once it takes less time
+        tried, padded = _as_padded(table, groups)
+        probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
+        wider = padded if _slims(probe, padded, tried) else None
+        wider = wider or _uncounted(probe, padded, tried)
+        if wider is not None and _slims(probe, wider, _sliceable(wider)):
+            return wider
+    for alike in classes:
         wider, _ = _padded(probe, table, alike)
-        if _slims(probe, wider, [g for g in wider.groups if g.slim and g.size > 1]):
+        if _slims(probe, wider, _sliceable(wider)):
             table = wider
     return table
+
+
+def _as_padded(
+    table: Neurons, groups: list[NeuronGroup]
+) -> tuple[list[NeuronGroup], Neurons]:
+    """These groups as padded ones, and the table with them."""
+    tried = [replace(g, slim=True, padded=True, counts=()) for g in groups]
+    return tried, table.with_facts(tried)
+
+
+def _sliceable(table: Neurons) -> list[NeuronGroup]:
+    return [group for group in table.groups if group.slim and group.size > 1]
 
 
 def _repaired(
@@ -120,9 +141,9 @@ def _padded(
     probe: Probe, table: Neurons, groups: list[NeuronGroup]
 ) -> tuple[Neurons, set[str]]:
     """The table with those of some groups padded that can be, and the others."""
-    tried = [replace(g, slim=True, padded=True, counts=()) for g in groups]
+    tried, padded = _as_padded(table, groups)
     probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
-    stuck = _stuck(probe, table.with_facts(tried), tried, is_sure=False)
+    stuck = _stuck(probe, padded, tried, is_sure=False)
     table = table.with_facts(g for g in tried if g.name not in stuck)
     rest = [g for g in tried if g.name in stuck]
     if rest and (wider := _uncounted(probe, table.with_facts(rest), rest)) is not None:

@@ -41,6 +41,9 @@ AMOUNTS = (1.0, 0.3, 0.1, 0.01)
 SMALL = 100_000
 """Tensors with at most so many entries show how a model amplifies rounding."""
 
+IN_CACHE = 65_536
+"""So many entries are put into another order at once."""
+
 FEW = 8
 """If at most one in so many places is moved, a tensor is changed and changed back."""
 
@@ -172,14 +175,12 @@ class Probe:
                 source = torch.from_numpy(sources[dim][places]).to(data.device)
                 data.index_copy_(dim, where, data.index_select(dim, source))
             return
-        *others, last = (
-            (dim, torch.from_numpy(source).to(data.device))
-            for dim, source in sources.items()
-        )
-        for dim, source in others:
-            data = data.index_select(dim, source)
         spare = self._spare.pop(name, None)
-        tensor.data = torch.index_select(data, *last, out=spare)
+        wanted = {
+            dim: torch.from_numpy(s).to(data.device) for dim, s in sources.items()
+        }
+        out = torch.empty_like(data) if spare is None else spare
+        tensor.data = _gathered(data, wanted, out)
 
     def blank(self, name: str, places: Mapping[int, Tensor]) -> None:
         """While ``trying`` a tensor: set it to zero at these places along some axes."""
@@ -356,6 +357,22 @@ class Probe:
                 if seen.tensors & wanted:
                     return True
         return False
+
+
+def _gathered(data: Tensor, sources: Mapping[int, Tensor], out: Tensor) -> Tensor:
+    """Put at each place what lay at its source; some rows at a time, for the cache."""
+    rest = {dim: source for dim, source in sources.items() if dim}
+    if not rest:
+        return torch.index_select(data, 0, sources[0], out=out)
+    *others, last = rest.items()
+    number = max(1, IN_CACHE // max(1, data[0].numel()))
+    for first in range(0, len(data), number):
+        rows = slice(first, first + number)
+        part = data.index_select(0, sources[0][rows]) if 0 in sources else data[rows]
+        for dim, source in others:
+            part = part.index_select(dim, source)
+        torch.index_select(part, *last, out=out[rows])
+    return out
 
 
 def _leaves_of(value: Tensor) -> set[int]:

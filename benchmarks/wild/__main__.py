@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import fedspu
+import fedspu.neurons.slim
 from benchmarks.wild import stub
 from fedspu.neurons.calls import Wide, as_double, call, copy_model, outputs_of
 
@@ -95,7 +96,31 @@ def _violations(
             )
         if error:
             wrong.append(f"{layout}: {error}")
+    if _trains(model, example):
+        kept = fedspu.neurons.slim.slimmable(neurons, active)
+        slim = fedspu.slim_model(model, neurons, kept)
+        shapes = {name: t.shape for name, t in fedspu.state_of(slim).items()}
+        smaller = fedspu.extract(state, neurons.blocks(kept))
+        if any(shapes[name] != part.shape for name, part in smaller.items()):
+            wrong.append("a slim copy does not have the payload's shapes")
+        if not _trains(slim, example):
+            wrong.append("a slim copy cannot be trained, the model can")
     return wrong
+
+
+def _trains(model: nn.Module, example: Any) -> bool:
+    """Whether a copy takes a step in training mode, with finite gradients."""
+    copied = copy_model(model).train()
+    try:
+        loss = _loss(copied, example)
+        if loss is None:
+            return False
+        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch's
+    except Exception:  # the model's own
+        return False
+    return all(
+        p.grad is None or bool(p.grad.isfinite().all()) for p in copied.parameters()
+    )
 
 
 def _loss(model: nn.Module, example: Any) -> Tensor | None:

@@ -1166,3 +1166,18 @@ def test_shuffled_channels_are_followed() -> None:
     )
     share = neurons.num_entries(choose_ordered(neurons, 0.5)) / neurons.num_entries()
     assert share < 0.5
+
+
+def test_many_groups_along_one_tensor_all_have_names() -> None:
+    # As in MarkupLM, whose embeddings of fifty levels are read by one layer.
+    with seeded(0):
+        model = Fn(
+            lambda self, x: self.out(torch.cat([each(x) for each in self.parts], 1)),
+            out=nn.Linear(12 * 3, 4),
+            parts=nn.ModuleList(nn.Linear(5, 3) for _ in range(12)),
+        )
+    neurons = map_neurons(model, noise(2, 5))
+    assert [group.size for group in neurons.groups] == [3] * 12
+    assert {"out", "out.weight", "out.weight#2", "out.weight#11"} <= {
+        group.name for group in neurons.groups
+    }

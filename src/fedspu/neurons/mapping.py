@@ -10,7 +10,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from math import prod
 from typing import Any
 
@@ -282,8 +282,8 @@ def _repeats(at: np.ndarray) -> np.ndarray:
 def _name(tensor: str, taken: set[str]) -> str:
     """A free name: the first tensor's layer, else the tensor, else with a number."""
     layer = tensor.rpartition(".")[0] or tensor
-    candidates = [layer, tensor, *(f"{tensor}#{k}" for k in range(2, MAX_RUNS + 2))]
-    return next(name for name in candidates if name not in taken)
+    numbered = (f"{tensor}#{k}" for k in count(2))
+    return next(n for n in chain((layer, tensor), numbered) if n not in taken)
 
 
 # What travels -------------------------------------------------------------------------

@@ -241,3 +241,34 @@ def test_another_width_than_the_one_that_was_proved_is_refused() -> None:
 
 def added(x: Tensor) -> Tensor:
     return x + 1
+
+
+def test_neurons_of_two_layers_in_one_norm_are_both_left_out() -> None:
+    class Joined(nn.Module):
+        """Two streams side by side under one norm; their widths are in a config."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(widths=[4, 6])
+            self.first, self.second = nn.Linear(5, 4), nn.Linear(5, 6)
+            self.norm, self.out = nn.LayerNorm(10), nn.Linear(10, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.cat([self.first(x), self.second(x).tanh()], -1)
+            parts = self.norm(h).split(self.config.widths, -1)
+            logits: Tensor = self.out(torch.cat(parts, -1))
+            return logits
+
+    with seeded(0):
+        model, x = Joined().double(), noise(7, 5).double()
+    neurons = map_neurons(model, x)
+    assert [(g.name, g.size, g.slim) for g in neurons.groups] == [
+        ("first", 4, True),
+        ("second", 6, True),
+    ]
+    active = {"first": torch.tensor([1, 2]), "second": torch.tensor([0, 3, 4])}
+    h = torch.cat([model.first(x), model.second(x).tanh()], -1)
+    left = torch.tensor([1, 2, 4, 7, 8])
+    normed = F.layer_norm(h[:, left], (5,))
+    wanted = normed @ model.out.weight[:, left].t() + model.out.bias
+    assert_same(slim_model(model, neurons, active)(x), wanted)

@@ -161,8 +161,11 @@ def _uncounted(
             masks = padding_of(probe.model).masks(probe.model)
             with Watching(probe.model, masks) as watching:
                 probe.run()
-        calls = {call: found for call, found in watching.seen.items() if found}
-        table = table.with_facts(uncounted={**table.uncounted, **calls})
+        calls = dict(table.uncounted)
+        for call, found in watching.seen.items():
+            if found:
+                calls[call] = tuple(dict.fromkeys((*calls.get(call, ()), *found)))
+        table = table.with_facts(uncounted=calls)
         with _cut(probe, table, active):
             can_train = probe.has_finite_gradients()
     except ModelError:

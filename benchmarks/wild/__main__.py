@@ -39,6 +39,7 @@ LIBRARIES = {
     "pytorchcv": "pytorchcv.model_provider", "smp": "segmentation_models_pytorch",
     "monai": "monai.networks.nets", "x-transformers": "x_transformers",
     "tabular": "rtdl_revisiting_models", "pyg": "torch_geometric.nn",
+    "held-out-hf": _HF, "held-out-timm": "timm",
 }  # fmt: skip
 
 

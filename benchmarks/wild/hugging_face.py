@@ -22,7 +22,8 @@ _SMALL = {
 }
 
 
-def _hf(auto: str, kind: str, example: Callable[[], Any], **changes: Any) -> Built:
+def build(auto: str, kind: str, example: Callable[[], Any], **changes: Any) -> Built:
+    """A small model of one kind, with random weights, and an example for it."""
     import transformers
 
     settings = {**_SMALL, **changes}
@@ -37,7 +38,8 @@ def _hf(auto: str, kind: str, example: Callable[[], Any], **changes: Any) -> Bui
     return model, example()
 
 
-def _text() -> dict[str, torch.Tensor]:
+def texts() -> dict[str, torch.Tensor]:
+    """Two rows of tokens."""
     tokens = words()
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
@@ -98,10 +100,10 @@ def _t5_sentences() -> dict[str, torch.Tensor]:
 
 
 for _kind, _changes in _TEXT.items():
-    _how = _t5_sentences if "t5" in _kind else _text
+    _how = _t5_sentences if "t5" in _kind else texts
     if _kind in ("bart", "mbart"):
         _how = _sentences
-    add("hf-text", _kind, partial(_hf, _SEQ, _kind, _how, **_changes))
+    add("hf-text", _kind, partial(build, _SEQ, _kind, _how, **_changes))
 
 _LM = "AutoModelForCausalLM"
 _GQA = {"num_key_value_heads": 2, "head_dim": 8}
@@ -151,7 +153,7 @@ def _lm() -> dict[str, torch.Tensor]:
 
 
 for _kind, _changes in _CAUSAL.items():
-    add("hf-causal", _kind, partial(_hf, _LM, _kind, _lm, **_changes))
+    add("hf-causal", _kind, partial(build, _LM, _kind, _lm, **_changes))
 
 _IMG = "AutoModelForImageClassification"
 _VIT = {"image_size": 32, "patch_size": 8}
@@ -223,7 +225,9 @@ for _kind, _changes in _VISION.items():
         if "num_attention_heads" not in _more:
             _more["num_attention_heads"] = None
     add(
-        "hf-vision", _kind, partial(_hf, _auto, _kind, partial(_pixels, _size), **_more)
+        "hf-vision",
+        _kind,
+        partial(build, _auto, _kind, partial(_pixels, _size), **_more),
     )
 
 
@@ -232,10 +236,10 @@ def _video() -> dict[str, torch.Tensor]:
 
 
 add("hf-vision", "videomae", partial(
-    _hf, "AutoModelForVideoClassification", "videomae", _video, **_VIT, num_frames=4,
+    build, "AutoModelForVideoClassification", "videomae", _video, **_VIT, num_frames=4,
     tubelet_size=2))  # fmt: skip
 add("hf-vision", "timesformer", partial(
-    _hf, "AutoModelForVideoClassification", "timesformer", _video, **_VIT, num_frames=4))  # fmt: skip
+    build, "AutoModelForVideoClassification", "timesformer", _video, **_VIT, num_frames=4))  # fmt: skip
 
 
 def _sound() -> dict[str, torch.Tensor]:
@@ -248,24 +252,24 @@ _CONV = {"conv_dim": [8, 8], "conv_stride": [4, 4], "conv_kernel": [8, 8],
 for _kind in ("wav2vec2", "hubert", "sew", "unispeech", "unispeech-sat", "wavlm",
               "data2vec-audio", "sew-d", "wav2vec2-conformer"):  # fmt: skip
     add("hf-audio", _kind, partial(
-        _hf, "AutoModelForAudioClassification", _kind, _sound, **_CONV,
+        build, "AutoModelForAudioClassification", _kind, _sound, **_CONV,
         **({"squeeze_factor": 2} if "sew" in _kind else {}),
         **({"max_source_positions": 200} if "conformer" in _kind else {})))  # fmt: skip
 add("hf-audio", "audio-spectrogram-transformer", partial(
-    _hf, "AutoModelForAudioClassification", "audio-spectrogram-transformer",
+    build, "AutoModelForAudioClassification", "audio-spectrogram-transformer",
     lambda: {"input_values": torch.randn(2, 32, 32)}, patch_size=8, max_length=32,
     num_mel_bins=32, frequency_stride=8, time_stride=8))  # fmt: skip
 add("hf-audio", "whisper", partial(
-    _hf, "AutoModelForAudioClassification", "whisper",
+    build, "AutoModelForAudioClassification", "whisper",
     lambda: {"input_features": torch.randn(2, 16, 40)}, d_model=32, encoder_layers=2,
     decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
     encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=16, max_source_positions=20,
     classifier_proj_size=16))  # fmt: skip
 add("hf-audio", "patchtst", partial(
-    _hf, "AutoModel", "patchtst", lambda: {"past_values": torch.randn(2, 32, 3)},
+    build, "AutoModel", "patchtst", lambda: {"past_values": torch.randn(2, 32, 3)},
     context_length=32, patch_length=8, patch_stride=8, num_input_channels=3, d_model=32,
     ffn_dim=48, num_labels=None))  # fmt: skip
 add("hf-audio", "patchtsmixer", partial(
-    _hf, "AutoModel", "patchtsmixer", lambda: {"past_values": torch.randn(2, 32, 3)},
+    build, "AutoModel", "patchtsmixer", lambda: {"past_values": torch.randn(2, 32, 3)},
     context_length=32, patch_length=8, patch_stride=8, num_input_channels=3, d_model=16,
     num_labels=None))  # fmt: skip

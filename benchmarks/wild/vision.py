@@ -80,7 +80,8 @@ for _module, _name, _size, _settings in [
 # timm ---------------------------------------------------------------------------------
 
 
-def _timm(name: str, size: int, **settings: Any) -> Built:
+def timm_model(name: str, size: int, **settings: Any) -> Built:
+    """A model of timm by its name, with random weights, and images for it."""
     import timm
 
     return timm.create_model(name, num_classes=3, **settings), images(size)
@@ -130,7 +131,7 @@ for _name, _size, _settings in [
     ("vit_tiny_r_s16_p8_224", 64, {"img_size": 64, "embed_dim": 32, "depth": 1,
                                    "num_heads": 4}),
 ]:  # fmt: skip
-    add("timm-vit", _name, partial(_timm, _name, _size, **_settings))
+    add("timm-vit", _name, partial(timm_model, _name, _size, **_settings))
 for _name in (
     "resnet18", "resnet18d", "resnext50_32x4d", "seresnet18", "skresnet18", "res2net50_14w_8s",
     "resnest14d", "densenet121", "dla34", "hrnet_w18_small", "regnetx_002", "regnety_002",
@@ -143,7 +144,7 @@ for _name in (
     "eca_resnext26ts", "gcresnet33ts", "fbnetc_100", "spnasnet_100",
     "mixnet_s", "hgnet_tiny", "starnet_s1", "mambaout_femto", "rdnet_tiny",
 ):  # fmt: skip
-    add("timm-cnn", _name, partial(_timm, _name, 64))
+    add("timm-cnn", _name, partial(timm_model, _name, 64))
 
 
 # pytorchcv, segmentation, medical, tabular, graphs ------------------------------------

@@ -129,7 +129,7 @@ class Watching(Uncounting):
 
 def _name(func: Any) -> str:
     """The name of a function, as PyTorch's operations are called."""
-    name: str = func.__name__.strip("_")
+    name: str = getattr(func, "__name__", "").strip("_")
     return {"rdiv": "div", "rtruediv": "div", "truediv": "div"}.get(name, name)
 
 

@@ -18,7 +18,7 @@ from fedspu.neurons.slimming.padding import padding_of
 from fedspu.neurons.slimming.uncounted import Uncounting
 from fedspu.neurons.table import Call
 from tests.neurons.test_slim import assert_same
-from tests.oracles.models import seeded
+from tests.oracles.models import Fn, seeded
 from tests.oracles.zoo import noise
 
 WIDTH = 8
@@ -272,3 +272,64 @@ def test_neurons_of_two_layers_in_one_norm_are_both_left_out() -> None:
     normed = F.layer_norm(h[:, left], (5,))
     wanted = normed @ model.out.weight[:, left].t() + model.out.bias
     assert_same(slim_model(model, neurons, active)(x), wanted)
+
+
+class Masking(nn.Module):
+    """Covers tokens in training with a parameter that nothing else reaches."""
+
+    def __init__(self, is_wide: bool) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = (
+            nn.Linear(5, WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 3),
+        )
+        self.cover = nn.Parameter(torch.ones(WIDTH if is_wide else 5))
+        self.is_wide = is_wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.is_wide:
+            x = self.covered(x)
+        h = self.first(x)
+        if self.training and self.is_wide:
+            h = self.covered(h)
+        logits: Tensor = self.last(self.norm(h))
+        return logits
+
+    def covered(self, h: Tensor) -> Tensor:
+        h = h.clone()
+        h[:, 0] = self.cover
+        return h
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_what_only_training_reaches_does_not_keep_a_copy_from_training(
+    is_wide: bool,
+) -> None:
+    with seeded(0):
+        model, x = Masking(is_wide).double(), noise(2, 4, 5).double()
+    neurons = map_neurons(model, x)
+    (group,) = neurons.groups
+    assert (group.slim, group.padded) == (True, is_wide)
+    slim: Any = slim_model(model, neurons, {group.name: LEFT})
+    slim.train()(x).pow(2).sum().backward()
+    assert slim.first.weight.grad.isfinite().all()
+    if is_wide:  # covered with what the neurons that are left have of the cover
+        cover = slim.cover[LEFT]
+        wanted = F.layer_norm(cover, (4,), slim.norm.weight, slim.norm.bias)
+        wanted = wanted @ slim.last.weight.t() + slim.last.bias
+        assert_same(slim(x)[:, 0], wanted.expand(2, 3))
+
+
+def test_whole_numbers_may_be_clamped() -> None:
+    with seeded(0):
+        model = Fn(
+            lambda self, x: self.last(
+                torch.relu(self.first(x))[:, torch.arange(9).clamp(max=3)].mean(1)
+            ),
+            first=nn.Linear(5, 6),
+            last=nn.Linear(6, 3),
+        )
+        x = noise(2, 7, 5)
+    (group,) = map_neurons(model, x).groups
+    assert group.slim

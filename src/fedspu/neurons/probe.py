@@ -258,6 +258,18 @@ class Probe:
         with torch.no_grad():
             return self.call(self.model, self.example)
 
+    def runs_in_training(self) -> bool:
+        """Whether the model as it is now runs in training mode."""
+        self.model.train()
+        try:
+            with torch.no_grad(), self.wide():
+                call(self.model, self.example)
+        except ModelError:
+            return False
+        finally:
+            self.model.eval()
+        return True
+
     def forget_gradients(self) -> None:
         """Free what was kept for ``influences`` of the present weights."""
         self._recorded = []

@@ -36,10 +36,15 @@ class Leaking(TorchFunctionMode):
     ) -> Any:
         """Run an operation, one like ReLU with a leak."""
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "").rstrip("_") not in _CLAMPS:
+        x = args[0] if args else kwargs.get("input")
+        name = getattr(func, "__name__", "").rstrip("_")
+        if (
+            name not in _CLAMPS
+            or not isinstance(x, Tensor)
+            or not x.is_floating_point()
+        ):
             return func(*args, **kwargs)
         self.has_leaked = True
-        x = args[0] if args else kwargs["input"]
         leak = x * 0.1
         out = func(*args, **kwargs)
         leaking = torch.where(out == 0, leak, out)

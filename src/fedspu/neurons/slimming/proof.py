@@ -30,6 +30,9 @@ from fedspu.neurons.slimming.sizes import Sizes, WatchedSizes
 from fedspu.neurons.slimming.uncounted import Watching
 from fedspu.neurons.table import Active, NeuronGroup, Neurons
 
+MOST_DRAWS, DRAWS_UNCOUNTED = 10, 3
+"""So often a part is drawn that no other group has, and calls are tried with others."""
+
 MOST_TRIALS, LEAST_TRIALS = 60, 2
 MOST_ENTRIES, MOST_RUNS = 450_000_000, 24_000
 """So many slim copies are tried, fewer of a large model: until their full models have
@@ -59,7 +62,7 @@ def prove_slim(probe: Probe, table: Neurons, may_pad: bool = True) -> Neurons:
     with leaking if leaking.has_leaked else nullcontext():  # else it only costs
         if candidates and not _slims(probe, table, candidates):
             table = _sliced(probe, table, candidates)
-        return _also_padded(probe, table, others)
+        return _trainable(probe, _also_padded(probe, table, others))
 
 
 def _sliced(probe: Probe, table: Neurons, candidates: list[NeuronGroup]) -> Neurons:
@@ -109,6 +112,32 @@ def _also_padded(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> Neu
         if _slims(probe, wider, _sliceable(wider)):
             table = wider
     return table
+
+
+def _trainable(probe: Probe, table: Neurons) -> Neurons:
+    """The table with groups padded if slices of them fail in training.
+
+    Some models do something else there: they mask tokens with a parameter that is as
+    wide as the stream, and that nothing is known about.
+    """
+    groups = _sliceable(table)
+    if not groups or _runs_in_training(probe, table, groups):
+        return table
+    tried, padded = _as_padded(table, groups)
+    probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
+    wider = padded if _slims(probe, padded, tried) else None
+    wider = wider or _uncounted(probe, padded, tried)
+    if wider is not None and _runs_in_training(probe, wider, tried):
+        return wider
+    return table.with_facts(replace(group, slim=False) for group in groups)
+
+
+def _runs_in_training(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
+    """Whether a slim copy runs in training, or the full model does not either."""
+    with _cut(probe, table, _drawn(table, groups, is_half=True)):
+        if probe.runs_in_training():
+            return True
+    return not probe.runs_in_training()
 
 
 def _as_padded(
@@ -170,8 +199,9 @@ def _uncounted(
             can_train = probe.has_finite_gradients()
     except ModelError:
         return None
-    probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
-    return table if calls and can_train and _slims(probe, table, groups) else None
+    probe.trials_left = max(DRAWS_UNCOUNTED, probe.trials_left)
+    is_right = can_train and _slims(probe, table, groups, DRAWS_UNCOUNTED)
+    return table if is_right else None
 
 
 @contextmanager
@@ -311,33 +341,50 @@ def _sizes_of(groups: list[NeuronGroup]) -> set[int]:
 # Whether a slim copy is right ---------------------------------------------------------
 
 
-def _slims(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> bool:
-    """Whether a slim copy without a random half of these neurons is right.
+def _slims(
+    probe: Probe, table: Neurons, groups: list[NeuronGroup], draws: int = 1
+) -> bool:
+    """Whether slim copies without a random half of these neurons are right.
 
     A half may happen to keep shuffled channels in step, so these need more draws.
     """
     is_shuffled = any(axis.index for group in groups for axis in group.axes)
     return all(
         _is_slim_right(probe, table, _drawn(table, groups, is_half=draw == 0))
-        for draw in range(5 if is_shuffled else 1)
+        for draw in range(5 if is_shuffled else draws)
     )
 
 
 def _drawn(table: Neurons, groups: list[NeuronGroup], is_half: bool) -> Active:
     """A random half of the neurons of these groups, or another random part.
 
+    Groups of one size have different parts, if there are enough: else one might be
+    taken for another.
+    """
+    active, seen = table.everything(), set()
+    for group in groups:
+        for _ in range(MOST_DRAWS):
+            part = _part(group.size, is_half)
+            key = group.size, *part.tolist()
+            if key not in seen:
+                break
+        seen.add(key)
+        active[group.name] = part
+    return active
+
+
+def _part(size: int, is_half: bool) -> Tensor:
+    """Some of so many neurons: a half, or any number of them.
+
     Of a half, one of the first two is gone: else it might happen to be whole groups of
     a norm, whose other groups are right without them.
     """
-    active = table.everything()
-    for group in groups:
-        number = group.size // 2 if is_half else int(torch.randint(group.size, ()))
-        order = torch.randperm(group.size)
-        if is_half and group.size > 2:
-            ends = order < 2
-            order = torch.cat([order[ends][:1], order[~ends], order[ends][1:]])
-        active[group.name] = order[: max(1, number)].sort().values
-    return active
+    number = size // 2 if is_half else int(torch.randint(size, ()))
+    order = torch.randperm(size)
+    if is_half and size > 2:
+        ends = order < 2
+        order = torch.cat([order[ends][:1], order[~ends], order[ends][1:]])
+    return order[: max(1, number)].sort().values
 
 
 def _is_slim_right(probe: Probe, table: Neurons, active: Active) -> bool:

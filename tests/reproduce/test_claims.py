@@ -1,5 +1,6 @@
 """Verdicts on the paper's claims follow from results that are known."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -95,6 +96,15 @@ def test_the_best_rival_is_the_nearest_and_seeds_are_paired() -> None:
     assert gaps_to_best([*results, lone], False)[0].by_seed.keys() == {0, 1}
 
 
+def test_rivals_are_compared_on_the_seeds_that_all_of_them_have() -> None:
+    # Hermes is the nearest in seed 0, which all have, and far behind in seed 1.
+    results = all_six({0: 3.0, 1: 50.0})
+    results = [r for r in results if r.method in ("fedspu", "hermes") or r.seed == 0]
+    (first, *_) = gaps_to_best(results, False)
+    assert first.other == "hermes"
+    assert first.by_seed == pytest.approx({0: 3.0, 1: 50.0})
+
+
 def test_a_case_without_all_rivals_is_not_judged() -> None:
     results = [r for r in all_six({0: 3.0}) if (r.method, r.alpha) != ("fjord", 0.1)]
     assert {gap.alpha for gap in gaps_to_best(results, False)} == {0.5, 1.0}
@@ -115,6 +125,21 @@ def test_saved_rounds_are_compared_case_by_case(
         for alpha, t in zip(ALPHAS, rounds, strict=False)
     ]
     assert verdicts(results)[2] == (ours, verdict)
+
+
+def cut_short(rounds: int, alpha: float) -> Result:
+    run = result("fedspu", 50, alpha=alpha, stops=True, rounds=rounds)
+    return replace(run, rounds=200)
+
+
+def test_runs_that_were_cut_short_do_not_say_what_is_saved() -> None:
+    ended, cut = cut_short(150, 0.1), cut_short(200, 0.5)
+    only = "70 to 70 % (1 of 9 cases)", "confirmed"  # of 500, not of 200
+    assert verdicts([ended])[2] == only
+    both = "70 to 70 % (1 of 9 cases; 1 still played at their limit)", "confirmed"
+    assert verdicts([ended, cut])[2] == both
+    none = "1 still played at their limit", "not decided: fewer than 500 rounds"
+    assert verdicts([cut])[2] == none
 
 
 def test_the_price_of_early_stopping_is_beside_what_is_printed() -> None:

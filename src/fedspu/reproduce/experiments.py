@@ -11,7 +11,7 @@ from fedspu.engines.machine import num_cores
 from fedspu.errors import DataError, SettingsError, StorageError
 from fedspu.files import read_file, write_whole
 from fedspu.prepare import choose, dataset_for
-from fedspu.reproduce.printed import ALPHAS, DATASETS, METHODS, Dataset
+from fedspu.reproduce.printed import ALPHAS, DATASETS, METHODS, ROUNDS, Dataset
 from fedspu.reproduce.tables import Result
 from fedspu.runs import simulate
 from fedspu.sweeps.compare import Watcher, compare
@@ -21,7 +21,6 @@ from fedspu.sweeps.progress import read_plan
 BUDGETS = {"10min": 600.0, "1h": 3600.0, "full": None}
 """Seconds; None for everything that the paper did, with three seeds."""
 
-ROUNDS = 500
 FEWEST_ROUNDS = 20
 """If the budget does not suffice for so many, a single alpha is played."""
 

@@ -67,6 +67,9 @@ TABLE_3_GB: dict[Dataset, dict[str, float]] = {
 }
 """Transmitted, in a unit that the paper calls GB."""
 
+ROUNDS = 500
+"""Rounds of every run without early stopping."""
+
 TABLE_4: dict[Dataset, dict[float, int]] = {
     "emnist": {0.1: 207, 0.5: 374, 1.0: 346},
     "cifar10": {0.1: 171, 0.5: 216, 1.0: 147},

@@ -101,12 +101,9 @@ def _also_padded(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -> Neu
     """The table with those of some groups padded that can be, beside all others."""
     classes = alike_groups(groups)
     if len(classes) > 1:  # mostly all can be, and at once it takes less time
-        tried, padded = _as_padded(table, groups)
-        probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
-        wider = padded if _slims(probe, padded, tried) else None
-        wider = wider or _uncounted(probe, padded, tried)
-        if wider is not None and _slims(probe, wider, _sliceable(wider)):
-            return wider
+        together = _all_padded(probe, table, groups)
+        if together is not None and _slims(probe, together, _sliceable(together)):
+            return together
     for alike in classes:
         wider, _ = _padded(probe, table, alike)
         if _slims(probe, wider, _sliceable(wider)):
@@ -123,12 +120,9 @@ def _trainable(probe: Probe, table: Neurons) -> Neurons:
     groups = _sliceable(table)
     if not groups or _runs_in_training(probe, table, groups):
         return table
-    tried, padded = _as_padded(table, groups)
-    probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
-    wider = padded if _slims(probe, padded, tried) else None
-    wider = wider or _uncounted(probe, padded, tried)
-    if wider is not None and _runs_in_training(probe, wider, tried):
-        return wider
+    padded = _all_padded(probe, table, groups)
+    if padded is not None and _runs_in_training(probe, padded, groups):
+        return padded
     return table.with_facts(replace(group, slim=False) for group in groups)
 
 
@@ -138,6 +132,16 @@ def _runs_in_training(probe: Probe, table: Neurons, groups: list[NeuronGroup]) -
         if probe.runs_in_training():
             return True
     return not probe.runs_in_training()
+
+
+def _all_padded(
+    probe: Probe, table: Neurons, groups: list[NeuronGroup]
+) -> Neurons | None:
+    """The table with all of some groups padded; None if they cannot be together."""
+    tried, padded = _as_padded(table, groups)
+    probe.trials_left = max(LEAST_TRIALS, probe.trials_left)
+    is_right = _slims(probe, padded, tried)
+    return padded if is_right else _uncounted(probe, padded, tried)
 
 
 def _as_padded(

@@ -36,8 +36,16 @@ from fedspu.reproduce.tables import PaperTable, Result
 from fedspu.sweeps.compare import compare
 
 OURS, PAPER = "fedspu-plus", "fedspu"
-FREE = ("fedavg@finish=10", "fedavg@finish=10@server.average=ema")
-"""Devices without limits: all train and send everything, and finish in full."""
+FREE = (
+    "fedavg@finish=10",
+    "fedavg@finish_last=40@server.average=ema",
+    "fedavg@finish=10@server.average=ema",
+)
+"""Devices without limits: all train and send everything. They finish in full, or as
+fedspu-plus does, and from the last model or from a running mean."""
+
+BEFORE = "fedspu-plus@finish=10@finish_last=0"
+"""fedspu-plus as it was at first: its clients finished by training their share."""
 
 FOLDERS: Folders = {
     "beyond-speech23": ("speech", False),
@@ -103,12 +111,13 @@ def with_rate(method: str, rate: float) -> str:
 def picked(dataset: Dataset, method: str) -> str:
     """The method with the rate that was best on validation examples.
 
-    FedAvg with a running mean plays the same rounds as without, and has its rate.
+    FedAvg that is finished in another way plays the same rounds, and has the same rate;
+    so has fedspu-plus as it was at first.
     """
     scores = tried().get(dataset, {})
     if not scores:
         sys.exit(f"no learning rate was picked for {dataset}; begin with `tune`")
-    tuned = FREE[0] if method in FREE else method
+    tuned = FREE[0] if method in FREE else OURS if method == BEFORE else method
     rates = {rate: scores.get(with_rate(tuned, rate), 0.0) for rate in RATES[dataset]}
     return with_rate(method, max(rates, key=rates.__getitem__))
 
@@ -126,7 +135,8 @@ def all_parts() -> list[Part]:
     return [
         *parts((OURS, FREE[0], PAPER), (0,)),
         *parts((OURS, FREE[0], PAPER), (1, 2)),
-        *parts(FREE[1:], (0, 1, 2)),
+        *parts(FREE[1:2], (0, 1, 2)),
+        *parts(FREE[2:], (0, 1, 2)),
     ]
 
 
@@ -161,7 +171,7 @@ def shown(values: Sequence[float], sign: str = "") -> str:
 def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
     """How well each method does."""
     rows = []
-    for method in (OURS, *FREE, PAPER) if dataset in tried() else ():
+    for method in (OURS, *FREE, PAPER, BEFORE) if dataset in tried() else ():
         found = [scores(results, dataset, alpha, method) for alpha in ALPHAS]
         if not any(found):
             continue
@@ -180,7 +190,7 @@ def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
 def gap_table(results: Sequence[Result]) -> PaperTable:
     """How far fedspu-plus is from the others, on the same clients, seed by seed."""
     rows = []
-    others = (PAPER, *FREE)
+    others = (PAPER, BEFORE, *FREE)
     for dataset, title in DATASETS.items():
         for alpha in ALPHAS:
             ours = scores(results, dataset, alpha, OURS)
@@ -203,7 +213,7 @@ def cost_table(results: Sequence[Result]) -> PaperTable:
     """What a device pays: bytes each way, and training, by method."""
     rows = []
     for dataset, title in DATASETS.items():
-        for method in (OURS, *FREE, PAPER):
+        for method in (OURS, *FREE, PAPER, BEFORE):
             found = [
                 r.summary
                 for r in results
@@ -230,7 +240,7 @@ def cost_table(results: Sequence[Result]) -> PaperTable:
 
 def guided_table(results: Sequence[Result]) -> PaperTable:
     """Other choices of the neurons to train, beside a random one."""
-    found = [r for r in results if r.method == OURS and r.dataset == "cifar10"]
+    found = [r for r in results if r.method == BEFORE and r.dataset == "cifar10"]
     found += read(guided.FOLDERS)
     rows = []
     for method in dict.fromkeys(r.method for r in found):
@@ -240,7 +250,7 @@ def guided_table(results: Sequence[Result]) -> PaperTable:
             for score in ("personal_accuracy", "global_accuracy")
         ]
         name = method.rpartition(":")[2]
-        rows.append(("`random`" if method == OURS else f"`{name}`", *cells))
+        rows.append(("`random`" if method == BEFORE else f"`{name}`", *cells))
     heads = [
         f"{whose}, alpha {alpha:g}"
         for alpha in guided.ALPHAS
@@ -250,7 +260,7 @@ def guided_table(results: Sequence[Result]) -> PaperTable:
         "Which neurons to train: accuracy in %",
         ("", *heads),
         tuple(rows),
-        (f"CIFAR-10, {ROUNDS} rounds, seed 0; all else as in fedspu-plus.",),
+        (f"CIFAR-10, {ROUNDS} rounds, seed 0; all else as in {BEFORE}.",),
     )
 
 

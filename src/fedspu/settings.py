@@ -62,6 +62,14 @@ class MethodSettings(Table):
         "within its capacity; it keeps that model if it is better on its validation "
         "examples. 0: as in the paper.",
     )
+    finish_last: Annotated[int, Field(ge=0)] = setting(
+        0, "The same for the last layer alone, the whole of it. 0: as in the paper."
+    )
+
+    @property
+    def finishes(self) -> bool:
+        """Whether clients make a last model once all rounds are played."""
+        return self.finish > 0 or self.finish_last > 0
 
     @property
     def options(self) -> dict[str, Any]:

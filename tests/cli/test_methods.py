@@ -26,7 +26,7 @@ def test_the_methods_are_listed(command: Command) -> None:
     assert rows.keys() >= {("fjord", "paper"), ("fjord", "original")}
     # Name, reading, four answers, options, settings, reference.
     assert len(rows["local", "paper"]) == 9
-    assert "method.finish = 10" in rows["fedspu-plus", "original"]["it sets"]
+    assert "method.finish_last = 40" in rows["fedspu-plus", "original"]["it sets"]
     assert rows["fedavg", "paper"]["options"].startswith("method.finetune (default 0)")
     assert rows["local", "paper"]["options"] == ""
     plain = command("methods")

@@ -41,6 +41,9 @@ from tests.oracles.federation import (
 )
 
 FINISH: dict[str, Any] = {"method__finish": 3}
+FINISH_LAST: dict[str, Any] = {"method__finish_last": 3}
+LAST = ("fc.", "5.")
+"""Last layers of the two models here."""
 
 
 # What a client keeps ------------------------------------------------------------------
@@ -62,13 +65,15 @@ def slow_choice(ready: Prepared, before: Played, client: int) -> State:
     if plan.method.uses_capacity:
         trained = random_neurons(plan.client_round(t, client)).active
     masks = masks_of(ready, trained)
-    for share in RATES:
-        rng = stream(settings.seed, "finish", t, client)
-        model = built(plan.build(), last).train()
-        for epochs in (2, 1):
-            for _ in range(epochs):
-                slow_epoch(model, *parts["train"], rng, share * 0.1, masks)
-            found.append(values_of(model))
+    head = {n: torch.full_like(m, n.startswith(LAST)) for n, m in masks.items()}
+    for mode, trains in {"finish": masks, "finish_last": head}.items():
+        for share in RATES if getattr(settings.method, mode) else ():
+            rng = stream(settings.seed, "finish", t, client)
+            model = built(plan.build(), last).train(mode == "finish")
+            for epochs in (2, 1):
+                for _ in range(epochs):
+                    slow_epoch(model, *parts["train"], rng, share * 0.1, trains)
+                found.append(values_of(model))
     scores = [right(built(plan.build(), state), *parts["val"]) for state in found]
     best = max(range(len(found)), key=lambda i: (*scores[i], -i))
     return found[best]
@@ -127,12 +132,14 @@ def right(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("build", [mlp, ConvNet])
+@pytest.mark.parametrize("finish", [FINISH, FINISH_LAST, FINISH | FINISH_LAST])
 @pytest.mark.parametrize("method", ["fedspu", "fedavg", "ditto"])
 def test_a_client_keeps_the_best_model_on_its_validation_examples(
-    build: Any, method: str
+    build: Any, method: str, finish: dict[str, Any]
 ) -> None:
-    before = play_all(ready := prepared_for(build, method=method, seed=3))
-    finished = play_all(prepared_for(build, method=method, seed=3, **FINISH))
+    before = play_all(prepared_for(build, method=method, seed=3))
+    ready = prepared_for(build, method=method, seed=3, **finish)
+    finished = play_all(ready)
     assert finished.federation.is_finished
     assert finished.federation.round == before.federation.round + 1
     kinds = set()
@@ -292,7 +299,7 @@ def test_a_client_refuses_to_finish_a_run_that_has_no_last_models() -> None:
     request = TrainRequests(Federation(3, plain.initial), finishing, 4, True)[0]
     packet = pack_request(finishing, request)
     assert isinstance(read_request(finishing, packet), TrainRequest)
-    with pytest.raises(ModelError, match=r"to finish, but method\.finish is 0"):
+    with pytest.raises(ModelError, match="this run makes no last models"):
         read_request(plain, packet)
 
 
@@ -431,7 +438,7 @@ def test_a_decay_without_a_mean_is_refused() -> None:
 
 def test_fedspu_plus_sets_what_it_is_meant_to_be_used_with() -> None:
     settings = resolve({"method.name": "fedspu-plus"})
-    assert settings.method.finish == 10
+    assert settings.method.finish_last == 40
     assert (settings.server.average, settings.wire.down) == ("ema", "bfloat16")
     given = {"method.name": "fedspu-plus", "method.finish": 0, "wire.down": "float32"}
     changed = resolve(given)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import fedspu
-from fedspu.methods.whole_model.fedper import last_layers
 from fedspu.neurons.table import Neurons
+from fedspu.training.last_layer import last_layers
 from tests.methods.checks import (
     CLOSE,
     NETS,

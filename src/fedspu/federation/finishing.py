@@ -1,10 +1,11 @@
 """The end of a run for one client: the server's model, trained once more, or its own.
 
 Once all rounds are played, every client gets the whole of the server's model once. It
-trains the neurons that it would train in a round, for ``method.finish`` epochs, at the
-run's learning rate and at a lower one, and looks at each model half-way, too. Of these,
-of the server's model as it came, and of the model that the client has, it keeps the one
-that is best on its validation examples. Nothing is sent back.
+trains the neurons that it would train in a round, for ``method.finish`` epochs, and the
+last layer alone, for ``method.finish_last`` epochs: each at the run's learning rate and
+at a lower one, from the model as it came. It looks at each model half-way, too. Of
+these, of the server's model as it came, and of the model that the client has, it keeps
+the one that is best on its validation examples. Nothing is sent back.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from fedspu.methods.method import Method, ModelState, Turn, answered, offer_to
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.table import Active, State
 from fedspu.settings import Settings
-from fedspu.training.epochs import train
+from fedspu.training.epochs import LocalTraining, train
 from fedspu.training.evaluation import Score
+from fedspu.training.last_layer import train_last_layer
 
 RATES = (1.0, 0.3)
 """The learning rates that are tried, as shares of train.lr."""
@@ -65,16 +67,28 @@ def _models(
     if method.keeps_own:
         yield turn.own, None
     yield turn.merged, None
-    active = _trained(turn, method)
-    half = (settings.method.finish + 1) // 2
-    lengths = [n for n in (half, settings.method.finish - half) if n]
-    for share in RATES:
+    chosen, active = settings.method, _trained(turn, method)
+    yield from _trained_further(turn, settings, chosen.finish, train, active)
+    yield from _trained_further(turn, settings, chosen.finish_last, train_last_layer)
+
+
+def _trained_further(
+    turn: Turn,
+    settings: Settings,
+    epochs: int,
+    run: Callable[[LocalTraining], float],
+    active: Active | None = None,
+) -> Iterator[tuple[State, float]]:
+    """The server's model at each rate, after half of the epochs and after all."""
+    half = (epochs + 1) // 2
+    lengths = [n for n in (half, epochs - half) if n]
+    for share in RATES if lengths else ():
         local = turn.prepare(ModelState(turn.merged), "finish", active)
         rate = {"lr": share * settings.train.lr}
-        for epochs in lengths:
-            changed = local.settings.model_copy(update={**rate, "epochs": epochs})
+        for length in lengths:
+            changed = local.settings.model_copy(update={**rate, "epochs": length})
             try:
-                loss = train(replace(local, settings=changed))
+                loss = run(replace(local, settings=changed))
             except TrainingError:  # it overflowed: others may not
                 break
             yield state_of(local.model), loss

@@ -26,6 +26,7 @@ from fedspu.random_streams import stream, torch_stream
 from fedspu.settings import Settings, TrainSettings
 from fedspu.tasks.choices import check_settings
 from fedspu.tasks.task import Task, check_metric, check_output
+from fedspu.training.last_layer import last_layers
 from fedspu.training.schedule import in_round
 
 Build = Callable[[], nn.Module]
@@ -111,7 +112,7 @@ class Plan:
     @property
     def finishes(self) -> bool:
         """Whether clients make a last model once all rounds are played."""
-        return self.settings.method.finish > 0
+        return self.settings.method.finishes
 
     @property
     def uses_global(self) -> bool:
@@ -192,7 +193,7 @@ def check_choices(settings: Settings, method: Method, task: Task) -> None:
             f"task = {task.name!r}: {method.name} ({method.reading}) learns only "
             f"{', '.join(sorted(method.tasks))}"
         )
-    if settings.method.finish:
+    if settings.method.finishes:
         _check_finish(settings, method)
     check_guard(settings, method)
     check_settings(settings, task)
@@ -200,7 +201,10 @@ def check_choices(settings: Settings, method: Method, task: Task) -> None:
 
 def _check_finish(settings: Settings, method: Method) -> None:
     """Refuse to finish where there is no server's model that a client could train."""
-    given = f"method.finish = {settings.method.finish}"
+    chosen = settings.method
+    given = f"method.finish = {chosen.finish}"
+    if not chosen.finish:
+        given = f"method.finish_last = {chosen.finish_last}"
     why = ""
     if not method.exchanges:
         why = (
@@ -231,6 +235,8 @@ def make_plan(
         model = build_model(build)
     _check_model(model, task, sample)
     neurons = map_neurons(model, sample.x)
+    if settings.method.finish_last:
+        _check_last_layer(model, neurons)
     capacities = capacities_of(settings)
     distinct = tuple(sorted(set(capacities)))
     if method.uses_capacity:
@@ -239,6 +245,17 @@ def make_plan(
         build = Remodelled(build, method.remodel, neurons, distinct, sample.x)
         model, neurons = method.remodel(model, neurons, distinct, sample.x)
     return Plan(settings, method, task, build, neurons, state_of(model), capacities)
+
+
+def _check_last_layer(model: nn.Module, neurons: Neurons) -> None:
+    """Refuse to finish a last layer that is frozen in the user's model."""
+    last = last_layers(neurons, 1)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    if not last.intersection(trained):
+        raise SettingsError(
+            f"method.finish_last: the model's last layer ({', '.join(sorted(last))}) "
+            "does not train (requires_grad is False); use method.finish"
+        )
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "fedspu.methods.fedspu:fedspu_plus",
         reading="original",
         suggests={
-            "method.finish": 10,
+            "method.finish_last": 40,
             "server.average": "ema",
             "wire.down": "bfloat16",
         },

@@ -11,10 +11,10 @@ import torch
 
 from fedspu.methods.fedspu import fedspu
 from fedspu.methods.method import Trained, Turn, local_epochs
-from fedspu.methods.whole_model.fedper import last_layers
 from fedspu.neurons.blocks import state_of
 from fedspu.reproduce.printed import METHODS, Dataset
 from fedspu.training.epochs import LocalTraining
+from fedspu.training.last_layer import last_layers
 
 HERE = "fedspu.reproduce.quirks"
 

@@ -1,6 +1,6 @@
 """Local epochs on one client's examples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -209,7 +209,7 @@ def cut(values: Tensor, batch_size: int) -> Iterator[Tensor]:
 
 
 def make_optimizer(
-    trainable: list[Tensor], settings: TrainSettings
+    trainable: Sequence[Tensor], settings: TrainSettings
 ) -> torch.optim.Optimizer:
     """The optimizer that settings name, new for every round."""
     load_optimizers()

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fedspu.methods.method import Method, Trained, Turn, all_neurons, local_epochs
 from fedspu.methods.options import FedALAOptions
-from fedspu.methods.whole_model.fedper import last_layers
 from fedspu.random_streams import stream
 from fedspu.training.epochs import LocalTraining, RunningMean, batches
+from fedspu.training.last_layer import last_layers
 
 WINDOW, THRESHOLD, MOST = 10, 0.1, 30
 """Weights are learned until the losses of the last WINDOW epochs vary by less than

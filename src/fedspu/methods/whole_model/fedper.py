@@ -14,17 +14,7 @@ from functools import partial
 
 from fedspu.methods.method import Method, all_neurons
 from fedspu.methods.options import HeadOptions
-from fedspu.neurons.table import Neurons
-
-
-def last_layers(neurons: Neurons, number: int) -> frozenset[str]:
-    """The tensors of the last layers that have weights, and of all that follows."""
-    names = list(neurons.shapes)
-    weighted = [name for name in names if len(neurons.shapes[name]) > 1]
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in weighted))
-    first = layers[-min(number, len(layers))] if layers else ""
-    start = next(i for i, name in enumerate(names) if name.rpartition(".")[0] == first)
-    return frozenset(names[start:])
+from fedspu.training.last_layer import last_layers
 
 
 def fedper(options: HeadOptions) -> Method:

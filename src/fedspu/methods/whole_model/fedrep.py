@@ -11,32 +11,15 @@ number. Norms' running statistics follow the data in both phases. The loss that 
 reported is that of the body's epoch.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from torch import nn
-
 from fedspu.methods.method import Method, Trained, Turn
 from fedspu.methods.options import FedRepOptions
-from fedspu.methods.whole_model.fedper import fedper, last_layers
+from fedspu.methods.whole_model.fedper import fedper
 from fedspu.neurons.blocks import state_of
 from fedspu.training.epochs import LocalTraining, train
-
-
-@contextmanager
-def only(model: nn.Module, names: set[str]) -> Iterator[None]:
-    """Inside, only these parameters train."""
-    others = {n: p for n, p in model.named_parameters() if n not in names}
-    trainable = [p for p in others.values() if p.requires_grad]
-    for parameter in trainable:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_()
+from fedspu.training.last_layer import last_layers, only
 
 
 def head_then_body(turn: Turn, local: LocalTraining, options: FedRepOptions) -> Trained:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedspu
 from fedspu.compiled import library
@@ -13,7 +14,7 @@ from fedspu.errors import SettingsError, StorageError
 from fedspu.methods import all_methods
 from fedspu.methods.method import Method
 from fedspu.settings_text import read_toml
-from tests.oracles.federation import ConvNet, examples, named
+from tests.oracles.federation import ConvNet, examples, mlp, named
 
 Found = library.Found
 
@@ -150,3 +151,30 @@ def test_networks_whose_norms_are_compiled_say_so(
     request.getfixturevalue("no_compiler")
     play("without")
     assert used(tmp_path / "without") == "torch"
+
+
+FROZEN_LAYERS = (("5.",), ("1.",), ("3.", "5."), ("3.bias",))
+
+
+@pytest.mark.parametrize("gradient", ["exact", "truncated"])
+@pytest.mark.parametrize("frozen", FROZEN_LAYERS)
+def test_layers_that_the_user_has_frozen_stay_frozen_in_both(
+    frozen: tuple[str, ...], gradient: str
+) -> None:
+    def build() -> nn.Module:
+        model = mlp()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen))
+        return model
+
+    states = []
+    for kernels in ("native", "torch"):
+        given = named(train__kernels=kernels, train__gradient=gradient)
+        run = fedspu.simulate(given, model=build, data=examples())
+        states.append([run.personal_model(k).state_dict() for k in range(6)])
+    initial = run.plan.initial
+    for mine, theirs in zip(*states, strict=True):
+        for name, values in mine.items():
+            torch.testing.assert_close(values, theirs[name], rtol=1e-4, atol=1e-5)
+            if name.startswith(frozen):
+                assert torch.equal(values, initial[name])

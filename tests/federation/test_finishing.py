@@ -206,6 +206,22 @@ def test_a_better_model_of_ones_own_is_kept() -> None:
     assert same_bits(kept.own.state, own)
 
 
+def test_where_the_last_layer_is_frozen_the_last_that_trains_is_trained() -> None:
+    def build() -> nn.Module:
+        model = mlp()
+        for parameter in list(model.parameters())[-2:]:
+            parameter.requires_grad_(False)
+        return model
+
+    before = play_all(prepared_for(build, method="fedavg"))
+    finished = play_all(prepared_for(build, method="fedavg", **FINISH_LAST))
+    moved = set()
+    for client in range(6):
+        own, server = finished.own(client), before.federation.global_state
+        moved |= {name for name in own if not torch.equal(own[name], server[name])}
+    assert moved == {"3.weight", "3.bias"}
+
+
 # Costs, records, engines, folders -----------------------------------------------------
 
 
@@ -221,6 +237,7 @@ def test_its_cost_is_shown_apart() -> None:
     assert not any(name.startswith("finish_") for name in plain.summary)
     assert [line.get("is_finish") for line in finished.rounds] == [None] * 3 + [True]
     assert summary["label"] == "fedspu@finish=3"
+    assert run_for(**FINISH_LAST).summary["label"] == "fedspu@finish_last=3"
 
 
 def test_it_ends_a_run_in_which_all_clients_have_stopped() -> None:
@@ -232,9 +249,12 @@ def test_it_ends_a_run_in_which_all_clients_have_stopped() -> None:
     assert sorted(finished.rounds[-1].answers) == list(range(6))
 
 
+@pytest.mark.parametrize("finish", [FINISH, FINISH_LAST])
 @pytest.mark.parametrize("method", ["fedspu", "fedavg"])
-def test_two_workers_make_the_same_last_models(method: str) -> None:
-    one, two = (run_for(method=method, workers=number, **FINISH) for number in (1, 2))
+def test_two_workers_make_the_same_last_models(
+    method: str, finish: dict[str, Any]
+) -> None:
+    one, two = (run_for(method=method, workers=number, **finish) for number in (1, 2))
     assert one.rounds == two.rounds
     for client in range(6):
         models = [run.personal_model(client).state_dict() for run in (one, two)]
@@ -287,11 +307,14 @@ def test_it_is_refused_where_there_is_nothing_to_finish(
 ) -> None:
     with pytest.raises(SettingsError, match=rf"^method\.finish = 3: .*{why}"):
         plan_for(**given, **FINISH)
+    with pytest.raises(SettingsError, match=rf"^method\.finish_last = 3: .*{why}"):
+        plan_for(**given, **FINISH_LAST)
 
 
-def test_a_number_below_zero_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"method\.finish = -1: expected"):
-        plan_for(method__finish=-1)
+@pytest.mark.parametrize("name", ["finish", "finish_last"])
+def test_a_number_below_zero_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"method\.{name} = -1: expected"):
+        plan_for(mlp, **{f"method__{name}": -1})
 
 
 def test_a_client_refuses_to_finish_a_run_that_has_no_last_models() -> None:
@@ -440,9 +463,10 @@ def test_fedspu_plus_sets_what_it_is_meant_to_be_used_with() -> None:
     settings = resolve({"method.name": "fedspu-plus"})
     assert settings.method.finish_last == 40
     assert (settings.server.average, settings.wire.down) == ("ema", "bfloat16")
-    given = {"method.name": "fedspu-plus", "method.finish": 0, "wire.down": "float32"}
-    changed = resolve(given)
-    assert (changed.method.finish, changed.wire.down) == (0, "float32")
+    changed = resolve(
+        {"method.name": "fedspu-plus", "method.finish_last": 0, "wire.down": "float32"}
+    )
+    assert (changed.method.finishes, changed.wire.down) == (False, "float32")
     plain = resolve({})
     assert plain.method == MethodSettings()
     assert (plain.server.average, plain.wire.down) == ("last", None)

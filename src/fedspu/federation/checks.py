@@ -206,9 +206,7 @@ def read_request(plan: Plan, packet: Packet) -> Request:
             f"{last}"
         )
     if request.is_finish and not plan.finishes:
-        raise ModelError(
-            "a request to finish, but clients of this run make no last model"
-        )
+        raise ModelError("a request to finish, but this run makes no last models")
     if (request.offer is not None) != plan.method.exchanges:
         what = "nothing" if request.offer is None else "values"
         raise ModelError(f"a request offers {what}, unlike the method")

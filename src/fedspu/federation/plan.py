@@ -26,7 +26,6 @@ from fedspu.random_streams import stream, torch_stream
 from fedspu.settings import Settings, TrainSettings
 from fedspu.tasks.choices import check_settings
 from fedspu.tasks.task import Task, check_metric, check_output
-from fedspu.training.last_layer import last_layers
 from fedspu.training.schedule import in_round
 
 Build = Callable[[], nn.Module]
@@ -235,8 +234,6 @@ def make_plan(
         model = build_model(build)
     _check_model(model, task, sample)
     neurons = map_neurons(model, sample.x)
-    if settings.method.finish_last:
-        _check_last_layer(model, neurons)
     capacities = capacities_of(settings)
     distinct = tuple(sorted(set(capacities)))
     if method.uses_capacity:
@@ -245,17 +242,6 @@ def make_plan(
         build = Remodelled(build, method.remodel, neurons, distinct, sample.x)
         model, neurons = method.remodel(model, neurons, distinct, sample.x)
     return Plan(settings, method, task, build, neurons, state_of(model), capacities)
-
-
-def _check_last_layer(model: nn.Module, neurons: Neurons) -> None:
-    """Refuse to finish a last layer that is frozen in the user's model."""
-    last = last_layers(neurons, 1)
-    trained = [n for n, p in model.named_parameters() if p.requires_grad]
-    if not last.intersection(trained):
-        raise SettingsError(
-            f"method.finish_last: the model's last layer ({', '.join(sorted(last))}) "
-            "does not train (requires_grad is False); use method.finish"
-        )
 
 
 @dataclass(frozen=True)

@@ -235,8 +235,10 @@ def _why(rounds: Sequence[Mapping[str, Any]], what: str) -> str:
 def label(chosen: MethodSettings) -> str:
     """A method's name, with its reading and options: ``fedavg@finetune=5``."""
     given = dict(chosen.options)
-    if chosen.finish != suggested_by(chosen.name).get("method.finish", 0):
-        given["finish"] = chosen.finish
+    for name in ("finish", "finish_last"):
+        epochs = getattr(chosen, name)
+        if epochs != suggested_by(chosen.name).get(f"method.{name}", 0):
+            given[name] = epochs
     options = [f"{name}={str(value).lower()}" for name, value in given.items()]
     reading = [] if chosen.reading is None else [chosen.reading]
     return "@".join([chosen.name, *reading, *options])

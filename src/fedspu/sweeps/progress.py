@@ -73,7 +73,7 @@ def write_plan(
             tuned=dict(run.cell.tuned),
             kind=_kind(run),
             # Last models are one more round.
-            rounds=run.settings.rounds + bool(run.settings.method.finish),
+            rounds=run.settings.rounds + run.settings.method.finishes,
             may_end_early=run.settings.early_stopping.on,
         )
         for run in runs

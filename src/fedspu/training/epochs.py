@@ -119,9 +119,11 @@ def _native(local: LocalTraining) -> Training | None:
     ):
         return None
     sgd = Sgd(settings.lr, settings.momentum, settings.weight_decay, settings.clip)
+    # Also those that do not travel, because the user has frozen them.
+    shapes = {name: tuple(p.shape) for name, p in local.model.named_parameters()}
     return make_training(
         local.model,
-        local.neurons.blocks(local.active),
+        local.neurons.blocks(local.active, shapes),
         local.x,
         local.y,
         sgd,

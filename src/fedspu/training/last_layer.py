@@ -15,7 +15,6 @@ from fedspu.training.epochs import (
     make_optimizer,
     take_step,
 )
-from fedspu.training.evaluation import BATCH
 
 
 def last_layers(neurons: Neurons, number: int) -> frozenset[str]:
@@ -85,7 +84,7 @@ def _from_inputs_of_last(local: LocalTraining) -> LocalTraining:
     handle = layer.register_forward_hook(note)
     inputs = []
     try:
-        for x in local.x.split(BATCH):
+        for x in local.x.split(local.settings.batch_size):
             calls.clear()
             with torch.no_grad():
                 output = local.model(x)

@@ -10,6 +10,7 @@ the one that is best on its validation examples. Nothing is sent back.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 
 from fedspu.errors import TrainingError
@@ -19,7 +20,7 @@ from fedspu.neurons.table import Active, State
 from fedspu.settings import Settings
 from fedspu.training.epochs import LocalTraining, train
 from fedspu.training.evaluation import Score
-from fedspu.training.last_layer import train_last_layer
+from fedspu.training.last_layer import inputs_of_last_layer, train_last_layer
 
 RATES = (1.0, 0.3)
 """The learning rates that are tried, as shares of train.lr."""
@@ -69,7 +70,10 @@ def _models(
     yield turn.merged, None
     chosen, active = settings.method, _trained(turn, method)
     yield from _trained_further(turn, settings, chosen.finish, train, active)
-    yield from _trained_further(turn, settings, chosen.finish_last, train_last_layer)
+    if chosen.finish_last:
+        local = turn.prepare(ModelState(turn.merged), "finish")
+        run = partial(train_last_layer, inputs=inputs_of_last_layer(local))
+        yield from _trained_further(turn, settings, chosen.finish_last, run)
 
 
 def _trained_further(

@@ -84,7 +84,7 @@ def step_bytes(
         copies=copies.num_bytes,
         gradients=gradients.num_bytes,
         saved=saved.num_bytes,
-        peak=always + _peak(lambda: _step(model, trainable, x, y, loss)),
+        peak=always + peak_of(lambda: _step(model, trainable, x, y, loss)),
     )
 
 
@@ -179,7 +179,7 @@ def _inside(value: Any) -> list[Any]:
 # The peak -----------------------------------------------------------------------------
 
 
-def _peak(step: Callable[[], None]) -> int:
+def peak_of(step: Callable[[], None]) -> int:
     """The most bytes that PyTorch's allocator has handed out at once in a step."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with (

@@ -14,6 +14,7 @@ from fedspu.training.epochs import (
     RunningMean,
     make_optimizer,
     take_step,
+    train,
 )
 
 
@@ -41,20 +42,22 @@ def only(model: nn.Module, names: set[str] | frozenset[str]) -> Iterator[None]:
             parameter.requires_grad_()
 
 
-def train_last_layer(local: LocalTraining) -> float:
+def train_last_layer(local: LocalTraining, inputs: Tensor | None = None) -> float:
     """Local epochs of the last layer alone; return the mean loss, as ``train`` does.
 
-    The model is in eval mode: norms keep their statistics, and nothing drops out.
+    The model is in eval mode: norms keep their statistics, and nothing drops out. With
+    ``inputs``, what that layer is given for each example, all before it need not run.
     """
-    model, mean = local.model.eval(), RunningMean()
+    if inputs is not None:
+        return train(_alone(local, inputs))
+    model, mean, loss = local.model.eval(), RunningMean(), local.loss
     with only(model, last_layers(local.neurons, 1)):
         trainable = [p for p in model.parameters() if p.requires_grad]
         optimizer = make_optimizer(trainable, local.settings)
-        loss, local = local.loss, _from_inputs_of_last(local)
         for _ in range(local.settings.epochs):
             for x, y in local.batches():
                 optimizer.zero_grad()
-                value = loss(local.model(x), y)
+                value = loss(model(x), y)
                 value.backward()
                 take_step(optimizer, local.settings)
                 mean.add(value, local.task.count(y))
@@ -62,35 +65,51 @@ def train_last_layer(local: LocalTraining) -> float:
     return mean.value
 
 
-def _from_inputs_of_last(local: LocalTraining) -> LocalTraining:
-    """The same training of a linear last layer on what it is given, computed once.
+def _alone(local: LocalTraining, inputs: Tensor) -> LocalTraining:
+    """The same training for a model that is the last layer, all of which trains."""
+    layer = nn.Sequential(_last_layer(local))
+    shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
+    table = Neurons((), shapes)
+    return replace(local, model=layer, neurons=table, active={}, x=inputs)
 
-    As it was, if the model does not return just what that layer returns, or gives it
-    more than one vector for an example.
+
+def inputs_of_last_layer(local: LocalTraining) -> Tensor | None:
+    """What the last layer is given for each example, however long it trains.
+
+    None if that is not enough to train it: if the model does not return just what a
+    linear layer returns, or gives it more than one vector for an example, or if the
+    examples are changed at random.
     """
-    owners = {
-        name.rpartition(".")[0]
-        for name, parameter in local.model.named_parameters()
-        if parameter.requires_grad
-    }
-    layer = local.model.get_submodule(owners.pop()) if len(owners) == 1 else None
+    layer = _last_layer(local)
     if not isinstance(layer, nn.Linear) or local.augmentation is not None:
-        return local
+        return None
     calls: list[tuple[Tensor, Tensor]] = []
 
     def note(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
         calls.append((given[0], output))
 
+    local.model.eval()
     handle = layer.register_forward_hook(note)
     inputs = []
     try:
-        for x in local.x.split(local.settings.batch_size):
+        for x in local.x.split(AT_ONCE):
             calls.clear()
             with torch.no_grad():
                 output = local.model(x)
             if len(calls) != 1 or calls[0][1] is not output or output.dim() != 2:
-                return local
+                return None
             inputs.append(calls[0][0])
     finally:
         handle.remove()
-    return replace(local, model=layer, x=torch.cat(inputs))
+    return torch.cat(inputs)
+
+
+AT_ONCE = 4
+"""Examples at once: few, so that it takes less memory than a step of training."""
+
+
+def _last_layer(local: LocalTraining) -> nn.Module:
+    """The module that has all parameters of the last layer; the model, if none does."""
+    names = {name for name, _ in local.model.named_parameters()}
+    owners = {n.rpartition(".")[0] for n in names & last_layers(local.neurons, 1)}
+    return local.model.get_submodule(owners.pop() if len(owners) == 1 else "")

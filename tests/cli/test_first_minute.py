@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,22 @@ def test_the_usual_questions_are_answered(command: Command, flag: str) -> None:
     said = r"^fedspu \d+\.\d+" if flag == "--version" else r"Usage: .*fedspu"
     assert re.search(said, result.out)
     assert command("run", "-h").code == 0
+
+
+@pytest.mark.parametrize("name", ["profile", "deploy init"])
+def test_help_fills_its_lines(name: str) -> None:
+    """A word that would have fitted into the line above is a line broken twice."""
+    done = subprocess.run(
+        [*FEDSPU, *name.split(), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "80", "PYTHONPATH": _sources()},
+    )
+    lines = [line.strip() for line in done.stdout.partition("╭")[0].splitlines()]
+    for line, following in pairwise(lines):
+        if line and following:
+            assert len(line) + 1 + len(following.split()[0]) > 78, line
 
 
 @pytest.mark.parametrize(
@@ -217,7 +234,8 @@ def test_a_run_takes_options_of_a_method_as_compare_does(command: Command) -> No
     words = ("run", "small.toml", "--method", "fedavg@finetune=2", "--out", "mine")
     assert command(*words).code == 0
     stored = tomllib.loads(Path("mine/settings.toml").read_text())
-    assert stored["method"] == {"name": "fedavg", "finetune": 2, "finish": 0}
+    finishes = {"finish": 0, "finish_last": 0}
+    assert stored["method"] == {"name": "fedavg", "finetune": 2, **finishes}
 
 
 def test_a_run_says_how_to_see_it(command: Command, nets: str) -> None:

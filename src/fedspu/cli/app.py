@@ -10,6 +10,7 @@ import gc
 import re
 import sys
 from importlib import import_module
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import click
@@ -89,7 +90,17 @@ def load_command(name: str) -> click.Command:
         alone.command(name)(getattr(module, name))
         command = get_command(alone)
     command.name = name
+    for one in (command, *getattr(command, "commands", {}).values()):
+        one.help = _unwrapped(one.help)
     return command
+
+
+def _unwrapped(text: str | None) -> str | None:
+    """A text whose paragraphs are one line each: a terminal wraps them as it needs."""
+    if text is None:
+        return None
+    paragraphs = cleandoc(text).split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
 app = typer.Typer(

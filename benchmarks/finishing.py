@@ -31,6 +31,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
+from fedspu.errors import TrainingError
 from fedspu.methods.method import all_neurons
 from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
 from fedspu.neurons.blocks import load_state
@@ -93,14 +94,14 @@ def finishes(folder: Path) -> Iterator[Tried]:
                             *(folder.name, client, float(p), draw, rate, epoch),
                             *(val.value, val.loss, test.value),
                         )
-                    if draw == "last":
-                        train_last_layer(local)
-                        continue
                     if draw == "anew" or epoch == 0:
                         rng = stream(plan.settings.seed, "which", epoch, client)
                         active = choose_random(plan.neurons, p, rng)
                         local = replace(local, active=active)
-                    train(local)
+                    try:
+                        (train_last_layer if draw == "last" else train)(local)
+                    except TrainingError:  # it overflowed
+                        break
 
 
 def _prepare(

@@ -36,16 +36,9 @@ from fedspu.reproduce.tables import PaperTable, Result
 from fedspu.sweeps.compare import compare
 
 OURS, PAPER = "fedspu-plus", "fedspu"
-FREE = (
-    "fedavg@finish=10",
-    "fedavg@finish_last=40@server.average=ema",
-    "fedavg@finish=10@server.average=ema",
-)
-"""Devices without limits: all train and send everything. They finish in full, or as
-fedspu-plus does, and from the last model or from a running mean."""
-
-BEFORE = "fedspu-plus@finish=10@finish_last=0"
-"""fedspu-plus as it was at first: its clients finished by training their share."""
+FREE = ("fedavg@finish=10", "fedavg@finish_last=40@server.average=ema")
+"""Devices without limits: all train and send everything. They finish in full, or have
+all else that fedspu-plus has."""
 
 FOLDERS: Folders = {
     "beyond-speech23": ("speech", False),
@@ -111,13 +104,12 @@ def with_rate(method: str, rate: float) -> str:
 def picked(dataset: Dataset, method: str) -> str:
     """The method with the rate that was best on validation examples.
 
-    FedAvg that is finished in another way plays the same rounds, and has the same rate;
-    so has fedspu-plus as it was at first.
+    FedAvg that is finished in another way plays the same rounds, and has the same rate.
     """
     scores = tried().get(dataset, {})
     if not scores:
         sys.exit(f"no learning rate was picked for {dataset}; begin with `tune`")
-    tuned = FREE[0] if method in FREE else OURS if method == BEFORE else method
+    tuned = FREE[0] if method in FREE else method
     rates = {rate: scores.get(with_rate(tuned, rate), 0.0) for rate in RATES[dataset]}
     return with_rate(method, max(rates, key=rates.__getitem__))
 
@@ -135,8 +127,7 @@ def all_parts() -> list[Part]:
     return [
         *parts((OURS, FREE[0], PAPER), (0,)),
         *parts((OURS, FREE[0], PAPER), (1, 2)),
-        *parts(FREE[1:2], (0, 1, 2)),
-        *parts(FREE[2:], (0, 1, 2)),
+        *parts(FREE[1:], (0, 1, 2)),
     ]
 
 
@@ -171,7 +162,7 @@ def shown(values: Sequence[float], sign: str = "") -> str:
 def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
     """How well each method does."""
     rows = []
-    for method in (OURS, *FREE, PAPER, BEFORE) if dataset in tried() else ():
+    for method in (OURS, *FREE, PAPER) if dataset in tried() else ():
         found = [scores(results, dataset, alpha, method) for alpha in ALPHAS]
         if not any(found):
             continue
@@ -190,7 +181,7 @@ def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
 def gap_table(results: Sequence[Result]) -> PaperTable:
     """How far fedspu-plus is from the others, on the same clients, seed by seed."""
     rows = []
-    others = (PAPER, BEFORE, *FREE)
+    others = (PAPER, *FREE)
     for dataset, title in DATASETS.items():
         for alpha in ALPHAS:
             ours = scores(results, dataset, alpha, OURS)
@@ -213,7 +204,7 @@ def cost_table(results: Sequence[Result]) -> PaperTable:
     """What a device pays: bytes each way, and training, by method."""
     rows = []
     for dataset, title in DATASETS.items():
-        for method in (OURS, *FREE, PAPER, BEFORE):
+        for method in (OURS, *FREE, PAPER):
             found = [
                 r.summary
                 for r in results
@@ -240,7 +231,7 @@ def cost_table(results: Sequence[Result]) -> PaperTable:
 
 def guided_table(results: Sequence[Result]) -> PaperTable:
     """Other choices of the neurons to train, beside a random one."""
-    found = [r for r in results if r.method == BEFORE and r.dataset == "cifar10"]
+    found = [r for r in results if is_method(r, OURS) and r.dataset == "cifar10"]
     found += read(guided.FOLDERS)
     rows = []
     for method in dict.fromkeys(r.method for r in found):
@@ -249,8 +240,8 @@ def guided_table(results: Sequence[Result]) -> PaperTable:
             for alpha in guided.ALPHAS
             for score in ("personal_accuracy", "global_accuracy")
         ]
-        name = method.rpartition(":")[2]
-        rows.append(("`random`" if method == BEFORE else f"`{name}`", *cells))
+        name = method.rpartition(":")[2] if ":" in method else "random"
+        rows.append((f"`{name}`", *cells))
     heads = [
         f"{whose}, alpha {alpha:g}"
         for alpha in guided.ALPHAS
@@ -260,7 +251,7 @@ def guided_table(results: Sequence[Result]) -> PaperTable:
         "Which neurons to train: accuracy in %",
         ("", *heads),
         tuple(rows),
-        (f"CIFAR-10, {ROUNDS} rounds, seed 0; all else as in {BEFORE}.",),
+        (f"CIFAR-10, {ROUNDS} rounds, seed 0; all else as in {OURS}.",),
     )
 
 

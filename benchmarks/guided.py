@@ -3,10 +3,10 @@
     python -m benchmarks.guided play FOLDER DATA    # what results/ lacks
     python -m benchmarks.guided collect FOLDER      # finished runs, into results/
 
-Each method here is ``fedspu-plus`` as it was at first, but for which neurons a client
-trains, a share p of every layer as ever. ``benchmarks.beyond page`` puts the results
-into docs/beyond.md. ``gradient`` is not at equal cost: it needs a full step for its
-choice, and is here to show what knowing more would bring.
+Each method here is ``fedspu-plus`` but for which neurons a client trains, a share p of
+every layer as ever. ``benchmarks.beyond page`` puts the results into docs/beyond.md.
+``gradient`` is not at equal cost: it needs a full step for its choice, and is here to
+show what knowing more would bring.
 """
 
 import sys
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.reproduction.playing import Folders, Part, collect, play
+from fedspu.methods import suggested_by
 from fedspu.methods.fedspu import in_global_context
 from fedspu.methods.method import Method, ModelState, Trained, Turn, local_epochs
 from fedspu.neurons.choose import choose_random, choose_top, num_active
@@ -169,18 +170,13 @@ PARTS = tuple(
     for alpha in ALPHAS
     for name in NAMES
 )
-SETTINGS = {
-    "rounds": 200,
-    "method.finish": 10,
-    "server.average": "ema",
-    "wire.down": "bfloat16",
-}
-"""As in fedspu-plus at first (``beyond.BEFORE``)."""
+ROUNDS = 200
 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["play", folder, data]:
-            play(Path(folder), Path(data), PARTS, FOLDERS, SETTINGS)
+            changes = {**suggested_by("fedspu-plus"), "rounds": ROUNDS}
+            play(Path(folder), Path(data), PARTS, FOLDERS, changes)
         case ["collect", folder]:
             collect(Path(folder), FOLDERS)
         case _:

@@ -59,8 +59,8 @@ class MethodSettings(Table):
     finish: Annotated[int, Field(ge=0)] = setting(
         0,
         "Epochs that every client trains the server's model for when the run ends, "
-        "within its capacity; it keeps that model if it is better on its validation "
-        "examples. 0: as in the paper.",
+        "within its capacity; it keeps the mean of the three models that do best on "
+        "its validation examples, or its own if that does better. 0: as in the paper.",
     )
     finish_last: Annotated[int, Field(ge=0)] = setting(
         0, "The same for the last layer alone, the whole of it. 0: as in the paper."

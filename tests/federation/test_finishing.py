@@ -1,5 +1,6 @@
 """Last models (``method.finish``), against the same written out step by step."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 
 import fedspu
 from fedspu import State
-from fedspu.errors import FedSPUError, ModelError, SettingsError
+from fedspu.errors import FedSPUError, ModelError, SettingsError, TrainingError
 from fedspu.federation.checks import read_reply, read_request
-from fedspu.federation.finishing import RATES
+from fedspu.federation.finishing import RATES, finish
 from fedspu.federation.messages import TrainRequest, pack_reply, pack_request
 from fedspu.federation.rounds import has_ended, is_over
 from fedspu.federation.server import EMA, Federation, TrainRequests
@@ -24,6 +25,7 @@ from fedspu.prepare import Prepared
 from fedspu.random_streams import stream
 from fedspu.resolve import resolve
 from fedspu.settings import MethodSettings
+from fedspu.training.evaluation import Score
 from tests.oracles.federation import (
     ConvNet,
     Played,
@@ -50,17 +52,16 @@ LAST = ("fc.", "5.")
 
 
 def slow_choice(ready: Prepared, before: Played, client: int) -> State:
-    """The best of all models on the client's validation examples, one by one."""
+    """The mean of the three best models on the client's validation examples."""
     plan, federation = ready.plan, before.federation
     t = federation.round + 1
     settings = plan.settings
     parts = {name: ready.examples.part(client, name) for name in ("train", "val")}
-    kept = before.memory(client).own
-    own = kept.state if kept else plan.initial
+    earlier = before.memory(client).own
+    own = earlier.state if earlier else plan.initial
     travelling = {name: federation.global_state[name] for name in plan.neurons.shapes}
     last = {**own, **travelling}
-    found = [own] if plan.method.keeps_own else []
-    found.append(last)
+    found = [last]
     trained = plan.neurons.everything()
     if plan.method.uses_capacity:
         trained = random_neurons(plan.client_round(t, client)).active
@@ -74,9 +75,22 @@ def slow_choice(ready: Prepared, before: Played, client: int) -> State:
                 for _ in range(epochs):
                     slow_epoch(model, *parts["train"], rng, share * 0.1, trains)
                 found.append(values_of(model))
-    scores = [right(built(plan.build(), state), *parts["val"]) for state in found]
-    best = max(range(len(found)), key=lambda i: (*scores[i], -i))
-    return found[best]
+
+    def score(state: State) -> tuple[float, float]:
+        return right(built(plan.build(), state), *parts["val"])
+
+    scores = [score(state) for state in found]
+    three = sorted(range(len(found)), key=lambda i: (*scores[i], -i))[:-4:-1]
+    mean = {name: torch.zeros_like(values) for name, values in last.items()}
+    for name, values in mean.items():
+        states = [found[i][name].double() for i in three]
+        values.copy_((states[0] + states[1] + states[2]) / 3)
+        if not values.is_floating_point():
+            values.copy_(states[0])
+    kept = mean if score(mean) >= scores[three[2]] else found[three[0]]
+    if plan.method.keeps_own and score(own) >= scores[three[0]]:
+        kept = own
+    return kept
 
 
 def masks_of(ready: Prepared, active: fedspu.Active) -> dict[str, Tensor]:
@@ -204,6 +218,54 @@ def test_a_better_model_of_ones_own_is_kept() -> None:
     _, kept = device.take_turn(request, Memory(ModelState(own)))
     assert kept.own is not None
     assert same_bits(kept.own.state, own)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ((1, 2, 3, 4, 5, 3, 0), "mean"),  # of 5, 4 and 3: no worse than the last
+        ((1, 2, 3, 4, 5, 2, 0), 4),
+        ((9, 2, 3, 4, 5, 2, 0), 0),
+        ((1, 2, 3, 4, 5, math.nan, 0), 4),
+        ((math.nan, math.nan, 3, math.nan, math.nan, 0), 2),  # there is no mean
+        ((math.nan, math.nan, 3, math.nan, 2, 2, 0), "mean"),
+        ((1, 2, 3, 4, 5, 6, 7), "own"),
+        ((1, 2, 3, 4, 5, 6, 5), "own"),
+        ((1, 2, 3, 4, 5, 3, 4), "mean"),
+        ((math.nan,) * 5 + (0,), "own"),
+    ],
+)
+def test_a_mean_worse_than_all_it_is_made_of_is_not_kept(
+    scores: tuple[float, ...], kept: Any
+) -> None:
+    """In turn: the server's model, four that were trained, their mean, the own one."""
+    ready = prepared_for(mlp, **FINISH)
+    device, judged = client_of(ready), list[State]()
+    own = {name: values + 1 for name, values in ready.plan.initial.items()}
+    request = TrainRequests(Federation(3, ready.plan.initial), ready.plan, 4, True)[0]
+    turn = device._turn(request, Memory(ModelState(own)))
+
+    def judge(model: ModelState) -> Score:
+        judged.append(model.state)
+        return Score(1.0, scores[len(judged) - 1])
+
+    best = finish(turn, ready.plan.method, ready.plan.settings, judge)
+    assert len(judged) == len(scores)
+    at = {"mean": 5, "own": -1}.get(kept, kept)
+    assert same_bits(best.state, judged[at])
+    assert same_bits(judged[-1], own)
+
+
+def test_with_no_finite_score_the_turn_is_lost_and_says_why() -> None:
+    ready = prepared_for(mlp, method="fedavg", **FINISH)
+    request = TrainRequests(Federation(3, ready.plan.initial), ready.plan, 4, True)[0]
+    turn = client_of(ready)._turn(request, Memory())
+
+    def judge(model: ModelState) -> Score:
+        return Score(math.inf, 0.5)
+
+    with pytest.raises(TrainingError, match=r"none of its models has a finite score"):
+        finish(turn, ready.plan.method, ready.plan.settings, judge)
 
 
 def test_where_the_last_layer_is_frozen_the_last_that_trains_is_trained() -> None:

@@ -4,14 +4,21 @@ Once all rounds are played, every client gets the whole of the server's model on
 trains the neurons that it would train in a round, for ``method.finish`` epochs, and the
 last layer alone, for ``method.finish_last`` epochs: each at the run's learning rate and
 at a lower one, from the model as it came. It looks at each model half-way, too. Of
-these, of the server's model as it came, and of the model that the client has, it keeps
-the one that is best on its validation examples. Nothing is sent back.
+these, and of the server's model as it came, it takes the three that are best on its
+validation examples, and keeps their mean; or its own model, if that is better than each
+of the three. Nothing is sent back.
+
+Why a mean: a client has few validation examples, so which model is best is mostly
+chance. The mean of models that were trained from the same one is rarely worse than the
+best of them (Wortsman et al., "Model soups", ICML 2022).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
+
+import torch
 
 from fedspu.errors import TrainingError
 from fedspu.methods.method import Method, ModelState, Turn, answered, offer_to
@@ -24,6 +31,9 @@ from fedspu.training.last_layer import inputs_of_last_layer, train_last_layer
 
 RATES = (1.0, 0.3)
 """The learning rates that are tried, as shares of train.lr."""
+
+NUM_BEST = 3
+"""The mean of so many models is kept."""
 
 Judge = Callable[[ModelState], Score]
 
@@ -38,35 +48,60 @@ class Candidate:
 
 
 def finish(turn: Turn, method: Method, settings: Settings, judge: Judge) -> Candidate:
-    """The best model on the client's validation examples; of equals, the first."""
-    best: Candidate | None = None
-    train_loss = 0.0
+    """The model that the client keeps; of equals, the one that was made first."""
+
+    def rank(candidate: Candidate) -> tuple[float, float]:
+        score = candidate.score
+        sign = 1 if turn.task.metric.is_higher_better else -1
+        return sign * score.value, -score.loss
+
+    train_loss, best = 0.0, list[Candidate]()
     for state, loss in _models(turn, method, settings):
         train_loss = loss or train_loss
-        score = judge(ModelState(state))
-        if not (isfinite(score.loss) and isfinite(score.value)):
-            continue
-        if best is None or _is_better(turn, score, best.score):
-            best = Candidate(state, score, train_loss)
-    if best is None:
+        best += _judged(state, judge, train_loss)
+        best = sorted(best, key=rank, reverse=True)[:NUM_BEST]
+
+    # Models far apart may have a mean worse than each of them: then the best is kept.
+    found = best[:1]
+    if len(best) > 1:
+        mean = _judged(_mean([c.state for c in best]), judge, train_loss)
+        found = [*(m for m in mean if rank(m) >= rank(best[-1])), *found][:1]
+    if method.keeps_own:
+        own = _judged(turn.own, judge, train_loss)
+        found = [*(o for o in own if not best or rank(o) >= rank(best[0])), *found][:1]
+    if not found:
         raise TrainingError(
             "none of its models has a finite score on its validation examples; lower "
             f"train.lr (it is {settings.train.lr})"
         )
-    return replace(best, train_loss=train_loss)
+    return replace(found[0], train_loss=train_loss)
 
 
-def _is_better(turn: Turn, score: Score, than: Score) -> bool:
-    sign = 1 if turn.task.metric.is_higher_better else -1
-    return (sign * score.value, -score.loss) > (sign * than.value, -than.loss)
+def _judged(state: State, judge: Judge, train_loss: float) -> list[Candidate]:
+    """The model as a candidate; none if its score is not finite."""
+    score = judge(ModelState(state))
+    if not (isfinite(score.loss) and isfinite(score.value)):
+        return []
+    return [Candidate(state, score, train_loss)]
+
+
+def _mean(states: Sequence[State]) -> State:
+    """The mean of models; what is no number with a fraction is as in the first."""
+    return {
+        name: values
+        if not (values.is_floating_point() or values.is_complex())
+        else torch.stack([state[name] for state in states])
+        .to(torch.promote_types(values.dtype, torch.float64))
+        .mean(0)
+        .to(values.dtype)
+        for name, values in states[0].items()
+    }
 
 
 def _models(
     turn: Turn, method: Method, settings: Settings
 ) -> Iterator[tuple[State, float | None]]:
-    """The models to choose from; with each that was just trained, its training loss."""
-    if method.keeps_own:
-        yield turn.own, None
+    """The server's model, and as trained; with each, the loss of its training."""
     yield turn.merged, None
     chosen, active = settings.method, _trained(turn, method)
     yield from _trained_further(turn, settings, chosen.finish, train, active)

@@ -27,6 +27,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "method.name": ("fedspu", "local"),
     "method.reading": (None, "original"),
     "method.finish": (0, 10),
+    "method.finish_last": (0, 10),
     "data.name": ("digits", "arrays:my.npz"),
     "data.dir": (None, "somewhere"),
     "data.partition": ("dirichlet", "iid"),

@@ -1,22 +1,22 @@
-"""How long to finish, how fast, and what of the model: tried on runs that are there.
+"""How long to finish, how fast, what of the model, and how many models to keep.
 
     python -m benchmarks.finishing try RUN [RUN ...] --to FILE   # minutes for each run
     python -m benchmarks.finishing table FILE [FILE ...]
     python -m benchmarks.finishing cost                          # of a device
 
 Each client of a finished run gets the server's model and trains it further in several
-ways, and looks at the model after some epochs. ``FILE`` keeps how well each does on the
-client's validation and test examples. The table says, for several sets of candidates,
-what clients have on *test* examples if they choose by *validation* examples, as in a
-run.
+ways. For several sets of the models that this makes, a client takes the best 1, 3 or 5
+of a set on its *validation* examples. The table says how well their mean does on its
+*test* examples, and, for the mean of three, also by capacity. Unlike in a run, the
+client's own model is not among them.
 
-``once``: a client trains its share p of every layer's neurons, drawn once for all
+``share``: a client trains its share p of every layer's neurons, drawn once for all
 epochs (``method.finish``). ``anew``: it draws them again for every epoch; a step costs
 the same. ``last``: it trains the whole last layer, and nothing else
 (``method.finish_last``).
 
-``cost`` says what these two finishes ask of a device with p = 0.2: the memory of a
-step, and the CPU time of all epochs for all candidates of a client.
+``cost`` says what these finishes ask of a device with p = 0.2: the memory of a step,
+and the CPU time of all epochs for all models of a client.
 """
 
 import json
@@ -32,12 +32,13 @@ import torch
 from torch import nn
 
 from fedspu.errors import TrainingError
+from fedspu.federation.finishing import mean_of
 from fedspu.methods.method import all_neurons
 from fedspu.models.paper import CIFARNet, EMNISTNet, SpeechNet
-from fedspu.neurons.blocks import load_state
+from fedspu.neurons.blocks import load_state, state_of
 from fedspu.neurons.choose import choose_random
 from fedspu.neurons.mapping import map_neurons
-from fedspu.neurons.table import Active
+from fedspu.neurons.table import State
 from fedspu.partial.context import partial_training
 from fedspu.profile.peak_memory import peak_of, step_bytes
 from fedspu.random_streams import stream
@@ -45,63 +46,110 @@ from fedspu.runs import SavedClient, open_client
 from fedspu.settings import TrainSettings
 from fedspu.tasks import find_task
 from fedspu.training.epochs import LocalTraining, train
-from fedspu.training.evaluation import evaluate_each
+from fedspu.training.evaluation import Score, evaluate_each
 from fedspu.training.last_layer import inputs_of_last_layer, train_last_layer
 
-Draw = Literal["once", "anew", "last"]
-RATES = (10.0, 5.0, 3.0, 1.7, 1.0, 0.3)
+Draw = Literal["share", "anew", "last"]
+RATES = (1.0, 0.3, 0.1)
 """Learning rates, as shares of train.lr."""
 
-LENGTHS = (0, 5, 10, 20)
-LENGTHS_OF_LAST = (0, 5, 10, 20, 40)
+LENGTHS: dict[Draw, tuple[int, ...]] = {
+    "share": (5, 10, 20),
+    "anew": (5, 10, 20),
+    "last": (10, 20, 40),
+}
 """After so many epochs the model is looked at; those of the last layer are cheap."""
+
+Key = tuple[Draw, float, int]
+"""What trains, at which rate, for how many epochs."""
+
+CAME: Key = ("share", 1.0, 0)
+"""The server's model as it came; it is in every set."""
+
+
+def keys(draw: Draw, rates: Sequence[float], lengths: Sequence[int]) -> tuple[Key, ...]:
+    """All of these."""
+    return tuple((draw, rate, length) for rate in rates for length in lengths)
+
+
+SHARE = keys("share", RATES[:2], (5, 10))
+LAST = keys("last", RATES[:2], (20, 40))
+SETS: dict[str, tuple[Key, ...]] = {
+    "as it came": (),
+    "share; 1, 0.3; 5, 10 epochs": SHARE,
+    "share; 1, 0.3; 10, 20 epochs": keys("share", RATES[:2], (10, 20)),
+    "share; 1, 0.3, 0.1; 5, 10 epochs": keys("share", RATES, (5, 10)),
+    "anew; 1, 0.3; 5, 10 epochs": keys("anew", RATES[:2], (5, 10)),
+    "last; 1, 0.3; 20, 40 epochs": LAST,
+    "last; 1, 0.3; 10, 20 epochs": keys("last", RATES[:2], (10, 20)),
+    "last; 1, 0.3, 0.1; 20, 40 epochs": keys("last", RATES, (20, 40)),
+    "share and last": (*SHARE, *LAST),
+}
+NUMBERS = (1, 3, 5)
 
 
 @dataclass(frozen=True)
 class Tried:
-    """How well one client does with one way of finishing."""
+    """How well one client does with one set of models, as the mean of the best."""
 
     run: str
     client: int
     capacity: float
-    draw: Draw
-    rate: float
-    epochs: int
-    val: float
-    val_loss: float
+    models: str
+    number: int
     test: float
 
 
 def finishes(folder: Path) -> Iterator[Tried]:
-    """Every way of finishing, for every client of a run."""
+    """Every set of models, for every client of a run."""
     saved = open_client(folder, 0, which="global", trust=True)
-    examples = saved.divided(None)
-    plan = saved.plan
+    examples, plan = saved.divided(None), saved.plan
     trains_all = plan.method.offer is all_neurons and plan.method.trains_what_is_offered
+    model = plan.build()
     for client in range(plan.num_clients):
         parts = [examples.part(client, name) for name in ("val", "test")]
-        p = 1 if trains_all else plan.capacity(client)
-        for draw in get_args(Draw):
-            if draw == "anew" and p == 1:
-                continue
-            lengths = LENGTHS_OF_LAST if draw == "last" else LENGTHS
-            for rate in RATES:
-                local = _prepare(saved, client, examples.part(client, "train"), rate)
-                for epoch in range(lengths[-1] + 1):
-                    if epoch in lengths:
-                        val, test = evaluate_each(local.model, parts, plan.task)
-                        yield Tried(
-                            *(folder.name, client, float(p), draw, rate, epoch),
-                            *(val.value, val.loss, test.value),
-                        )
-                    if draw == "anew" or epoch == 0:
-                        rng = stream(plan.settings.seed, "which", epoch, client)
-                        active = choose_random(plan.neurons, p, rng)
-                        local = replace(local, active=active)
-                    try:
-                        (train_last_layer if draw == "last" else train)(local)
-                    except TrainingError:  # it overflowed
-                        break
+
+        def judged(state: State, parts: Any = parts) -> list[Score]:
+            load_state(model, state)
+            return evaluate_each(model, parts, plan.task)
+
+        p = 1.0 if trains_all else float(plan.capacity(client))
+        known = dict(_models(saved, client, examples.part(client, "train"), p))
+        scores = {key: judged(state)[0] for key, state in known.items()}
+        for name, models in SETS.items():
+            best = sorted(
+                (key for key in (CAME, *models) if key in known),
+                key=lambda key: (-scores[key].value, scores[key].loss),
+            )
+            for number in NUMBERS:
+                kept = mean_of([known[key] for key in best[:number]])
+                test = judged(kept)[1].value
+                yield Tried(folder.name, client, p, name, number, test)
+
+
+def _models(
+    saved: SavedClient,
+    client: int,
+    examples: tuple[torch.Tensor, torch.Tensor],
+    p: float,
+) -> Iterator[tuple[Key, State]]:
+    """All models that the client makes of the server's; none after one overflows."""
+    yield CAME, saved.federation.shown_state
+    for draw in get_args(Draw):
+        for rate in RATES:
+            local = _prepare(saved, client, examples, rate)
+            inputs = inputs_of_last_layer(local) if draw == "last" else None
+            for epoch in range(LENGTHS[draw][-1]):
+                if draw == "anew" or epoch == 0:
+                    rng = stream(saved.plan.settings.seed, "which", epoch, client)
+                    active = choose_random(saved.plan.neurons, p, rng)
+                    local = replace(local, active=active)
+                try:
+                    train_last_layer(local, inputs) if draw == "last" else train(local)
+                except TrainingError:
+                    break
+                if epoch + 1 in LENGTHS[draw]:
+                    yield (draw, rate, epoch + 1), state_of(local.model)
 
 
 def _prepare(
@@ -111,90 +159,42 @@ def _prepare(
     rate: float,
 ) -> LocalTraining:
     """The server's model, ready for one epoch at a time."""
-    plan = saved.plan
+    plan, t = saved.plan, saved.federation.round
     model = plan.build()
     load_state(model, saved.federation.shown_state)
-    settings = plan.train_settings(saved.federation.round)
-    everything: Active = plan.neurons.everything()
+    settings = plan.train_settings(t)
     return LocalTraining(
         model,
         plan.neurons,
-        everything,
+        plan.neurons.everything(),
         *examples,
         plan.task,
         settings.model_copy(update={"lr": rate * settings.lr, "epochs": 1}),
-        stream(plan.settings.seed, "finishing", saved.federation.round, client),
+        stream(plan.settings.seed, "finishing", t, client),
     )
 
 
-# What clients have, if they choose by validation examples -----------------------------
-
-Rates = tuple[float, ...]
-Candidates = tuple[Draw, Rates, tuple[int, ...]]
-SHARE: Candidates = ("once", (1, 0.3), (0, 5, 10))
-LAST: Candidates = ("last", (1, 0.3), (0, 20, 40))
-SETS: dict[str, tuple[Candidates, ...]] = {
-    "as it came": (("once", RATES, (0,)),),
-    "both, as built": (SHARE, LAST),
-    **{
-        f"{' '.join(f'{rate:g}' for rate in rates)}; to {lengths[-1]} epochs; {draw}": (
-            (draw, rates, lengths),
-        )
-        for rates in ((1, 0.3), (3, 1), (3, 1, 0.3), (10, 3, 1, 0.3), RATES[1:])
-        for lengths in (LENGTHS[:-1], LENGTHS, LENGTHS_OF_LAST)
-        for draw in get_args(Draw)
-        if draw == "last" or lengths != LENGTHS_OF_LAST
-    },
-    **{
-        f"{rate:g}; {epochs} epochs; {draw}": ((draw, (rate,), (epochs,)),)
-        for rate in RATES
-        for epochs in LENGTHS_OF_LAST[1:]
-        for draw in get_args(Draw)
-        if draw == "last" or epochs in LENGTHS
-    },
-}
-"""Sets of candidates, by name: what trains, learning rates, epochs."""
-
-
-def chosen(
-    tried: Sequence[Tried], candidates: Sequence[Candidates]
-) -> dict[int, Tried]:
-    """What each client would keep; one that trains all neurons draws only once."""
-    best: dict[int, Tried] = {}
-    for t in tried:
-        if any(_is_among(t, *some) for some in candidates):
-            known = best.get(t.client)
-            if known is None or (t.val, -t.val_loss) > (known.val, -known.val_loss):
-                best[t.client] = t
-    return best
-
-
-def _is_among(t: Tried, draw: Draw, rates: Rates, lengths: tuple[int, ...]) -> bool:
-    if t.capacity == 1 and draw == "anew":
-        draw = "once"
-    return t.draw == draw and t.rate in rates and t.epochs in lengths
-
-
 def table(tried: Sequence[Tried]) -> str:
-    """A line for each set of candidates: all clients, and by capacity."""
+    """A line for each set of models: all clients, and by capacity."""
     lines = []
     for run in dict.fromkeys(t.run for t in tried):
         of_run = [t for t in tried if t.run == run]
         capacities = sorted({t.capacity for t in of_run})
-        lines += [f"\n{run}", f"{'':38} {'val':>5} {'test':>5}  by capacity"]
-        for name, candidates in SETS.items():
-            kept = chosen(of_run, candidates).values()
-            if not kept:
-                continue
-            by_capacity = (
-                100 * mean(t.test for t in kept if t.capacity == c) for c in capacities
-            )
-            lines.append(
-                f"{name:38} {100 * mean(t.val for t in kept):5.1f} "
-                f"{100 * mean(t.test for t in kept):5.1f}  "
-                + " ".join(f"{score:5.1f}" for score in by_capacity)
-            )
+        heads = " ".join(f"best {number}" for number in NUMBERS)
+        lines += [f"\n{run}", f"{'':33} {heads}   best 3, by capacity"]
+        for name in SETS:
+            cells = [_percent(of_run, name, number) for number in NUMBERS]
+            cells += [_percent(of_run, name, 3, capacity) for capacity in capacities]
+            lines.append(f"{name:33} {' '.join(cells)}")
     return "\n".join(lines)
+
+
+def _percent(
+    tried: Sequence[Tried], name: str, number: int, capacity: float | None = None
+) -> str:
+    of_set = [t for t in tried if (t.models, t.number) == (name, number)]
+    tests = [t.test for t in of_set if capacity in (None, t.capacity)]
+    return f"{100 * mean(tests):6.1f}"
 
 
 # What it asks of a device -------------------------------------------------------------

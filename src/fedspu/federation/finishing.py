@@ -64,7 +64,7 @@ def finish(turn: Turn, method: Method, settings: Settings, judge: Judge) -> Cand
     # Models far apart may have a mean worse than each of them: then the best is kept.
     found = best[:1]
     if len(best) > 1:
-        mean = _judged(_mean([c.state for c in best]), judge, train_loss)
+        mean = _judged(mean_of([c.state for c in best]), judge, train_loss)
         found = [*(m for m in mean if rank(m) >= rank(best[-1])), *found][:1]
     if method.keeps_own:
         own = _judged(turn.own, judge, train_loss)
@@ -85,7 +85,7 @@ def _judged(state: State, judge: Judge, train_loss: float) -> list[Candidate]:
     return [Candidate(state, score, train_loss)]
 
 
-def _mean(states: Sequence[State]) -> State:
+def mean_of(states: Sequence[State]) -> State:
     """The mean of models; what is no number with a fraction is as in the first."""
     return {
         name: values

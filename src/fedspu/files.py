@@ -132,15 +132,17 @@ def _own_length(opened: int, path: Path) -> int:
 # Locks --------------------------------------------------------------------------------
 
 
-def lock(path: Path, seconds: float = 0.0) -> BinaryIO | None:
+def lock(path: Path, seconds: float = 0.0, *, private: bool = True) -> BinaryIO | None:
     """Lock a file until it is closed; None if another process has locked it.
 
-    ``seconds``: how long to wait for that process, which may be about to end.
+    ``seconds``: how long to wait for that process, which may be about to end. Whether
+    a ``private`` file is locked, no other user can see.
     """
     flags = os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT
     until = time.monotonic() + seconds
     while True:
-        file = open(os.open(path, flags, 0o600), "r+b")  # noqa: SIM115  # callers close it
+        opened = os.open(path, flags, 0o600 if private else 0o666)
+        file = open(opened, "r+b")  # noqa: SIM115  # callers close it
         if fcntl is None:
             return file
         try:

@@ -103,8 +103,10 @@ def compare(
     from fedspu.federation.storage.finding import refuse_single_run
     from fedspu.resolve import resolve
     from fedspu.sweeps.cells import method_settings
+    from fedspu.sweeps.playing import refuse_played
 
     refuse_single_run(out)
+    refuse_played(out)
     # Wrong settings are refused before PyTorch is imported.
     first = {name: values[0] for name, values in sweep["vary"].items()}
     for method in sweep.get("methods", ["fedspu"]):

@@ -22,6 +22,7 @@ from fedspu.settings import Settings
 from fedspu.settings_text import flatten, one_line
 from fedspu.sweeps.cells import Cell, Sweep, make_sweep
 from fedspu.sweeps.play import Planned, Played, check_same, play_missing, runs_at_once
+from fedspu.sweeps.playing import alone_in, refuse_played
 from fedspu.sweeps.progress import (
     refuse_other_data,
     remove_plan_alone,
@@ -186,9 +187,21 @@ def compare(
     search = None
     if tune:
         search = Search({n: tuple(v) for n, v in tune.items()}, _rounds(tune_rounds))
-    cells = list(sweep.cells())
-    runs = house.plan(cells)  # all are checked before the first is played
+    runs = house.plan(list(sweep.cells()))  # all are checked before the first is played
     refuse_other_data(out, runs)
+    with alone_in(out):
+        return _play(house, sweep, search, runs, Given(data, task, is_trusted=True))
+
+
+def _play(
+    house: "_House",
+    sweep: Sweep,
+    search: Search | None,
+    runs: list[Planned],
+    given: Given,
+) -> Comparison:
+    """Tune if asked for, play what is missing, and write the tables."""
+    cells, out = list(sweep.cells()), house.out
     if search is not None:
         picks = house.tune(sweep, search)
         chosen = {(p.method, p.case): p.chosen for p in picks}
@@ -200,7 +213,7 @@ def compare(
         house.measure(runs, played)
         house.watcher.finish("writing the tables and the report …")
         found = compare_saved([out], only={run.path.name for run in runs})
-        found.write(out, Given(data, task, is_trusted=True))
+        found.write(out, given)
     if played.failures:
         failures = {cell.name: why for cell, why in played.failures.items()}
         raise FedSPUError(_what_failed(failures, len(runs)))
@@ -270,6 +283,7 @@ class _House:
         if parallel is not None and parallel < 1:
             raise SettingsError(f"--parallel {parallel}: expected at least 1")
         refuse_single_run(out)
+        refuse_played(out)
 
     def resolved(self, chosen: Mapping[str, Any]) -> Settings:
         """Complete settings, with what was chosen for a run."""

@@ -96,7 +96,7 @@ def write_plan(
 def remove_plan_alone(out: Path, made: Sequence[Path]) -> None:
     """Leave no folder in which there is nothing but a plan, nor those made for it."""
     with suppress(OSError):
-        if [path.name for path in out.iterdir()] == [SWEEP]:
+        if {path.name for path in out.iterdir()} - {LOCK} == {SWEEP}:
             (out / SWEEP).unlink()
             for folder in made:
                 folder.rmdir()

@@ -407,7 +407,7 @@ class RunFolder:
 
     def _acquire(self) -> None:
         # Workers of a run that was killed hold it a little longer.
-        self._lock = lock(self.path / LOCK, seconds=1.0)
+        self._lock = lock(self.path / LOCK, seconds=1.0, private=False)
         if self._lock is None:
             raise StorageError(
                 f"{self.path} is being written by another run; wait for it, or choose "

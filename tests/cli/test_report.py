@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedspu.sweeps.playing import alone_in
 from fedspu.sweeps.step_costs import StepCosts
 from tests.cli.commands import Command, interrupt_at_turn
 
@@ -85,11 +86,46 @@ def test_a_half_finished_comparison_has_a_report(
         command(*COMPARE)
     result = command("report", "both")
     assert result.code == 0
-    assert "run 2 of 4" in result.out
+    dead = "1 of 4 runs finished; nobody is playing it now: the same fedspu compare"
+    assert f"both: {dead} resumes it\n" in result.out
+    assert command("report", "both", "--watch").out == result.out
     assert "3 runs are not finished and are left out." in result.out
     page = Path("both/report.html").read_text()
     assert "Not finished yet" in page
     assert "2 of 3" in page
+
+
+@pytest.mark.usefixtures("nets")
+def test_a_comparison_that_was_interrupted_while_tuning_says_how_to_go_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at_turn(patch, 7)
+        command(*COMPARE, "--tune", "train.lr=0.1,0.2", "--tune-rounds", "2")
+    for words in ([], ["--watch"], ["--format", "csv"]):
+        result = command("report", "both", *words)
+        assert result.code == 2
+        assert result.error == (
+            "both has no results yet: tuning, 1 of 4 runs finished; nobody is playing "
+            "it now: the same fedspu compare resumes it"
+        )
+
+
+@pytest.mark.usefixtures("nets")
+def test_of_several_comparisons_the_one_that_is_played_is_named(
+    command: Command,
+) -> None:
+    for part in ("one", "two"):
+        words = ("--rounds", "1", "--seeds", "0", "--methods", "local")
+        command("compare", "small.toml", *words, "--out", f"all/{part}")
+    with alone_in(Path("all/two")):
+        refused = command("report", "all", "--watch")
+    assert refused.code == 2
+    assert refused.error == (
+        "all holds several comparisons; all/two is the one that is being played now: "
+        "name that"
+    )
+    assert "name all/one, all/two" in command("report", "all", "--watch").error
 
 
 @pytest.mark.usefixtures("nets")

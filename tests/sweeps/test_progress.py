@@ -1,6 +1,7 @@
 """How far a comparison is can be read from its folder alone."""
 
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import fedspu
 from fedspu.errors import StorageError
 from fedspu.sweeps.compare import Watcher
 from fedspu.sweeps.display import SweepDisplay, headline, picture
+from fedspu.sweeps.playing import alone_in
 from fedspu.sweeps.progress import (
     Following,
     PlannedRun,
     Progress,
     RunProgress,
     State,
+    Watched,
 )
 
 
@@ -167,6 +170,79 @@ def test_an_interrupted_run_is_told_from_one_that_is_played(
     (folder,) = [path for path in out.iterdir() if path.is_dir()]
     (folder / "summary.json").unlink()
     assert Following(out).read().runs[0].state == "interrupted"
+
+
+def test_a_comparison_that_nobody_plays_is_told_from_one_that_is_played(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    seen = []
+
+    class Looking(Watcher):
+        def end(self, run: Any, why: str | None) -> None:
+            seen.append(headline(Watched(out).read()))
+
+    fedspu.compare(
+        *(["local"], given), out=out, seeds=[0, 1], parallel=1, watcher=Looking()
+    )
+    assert seen[0].startswith("run 2 of 2, about ")
+    assert headline(Watched(out).read()) == "2 of 2 runs finished"
+    (summary,) = out.glob("local-*-seed-1/summary.json")
+    summary.unlink()
+    assert headline(Watched(out).read()) == (
+        "1 of 2 runs finished; nobody is playing it now: the same fedspu compare "
+        "resumes it"
+    )
+    with alone_in(out):
+        assert headline(Watched(out).read()).startswith("run 2 of 2, about ")
+
+
+def test_tuning_is_watched_and_then_the_comparison_itself(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    watched, seen = Watched(out), []
+
+    class Looking(Watcher):
+        def begin(self, run: Any) -> None:
+            found = watched.read()
+            number = len(found.runs), found.count("finished")
+            seen.append((found.is_tuning, found.is_played, *number))
+
+    def tune(watcher: Watcher | None = None) -> None:
+        fedspu.compare(
+            *(["local"], given),
+            out=out,
+            seeds=[0],
+            tune={"train.lr": [0.1, 0.2]},
+            tune_rounds=1,
+            parallel=1,
+            watcher=watcher,
+        )
+
+    tune(Looking())
+    assert seen == [(True, True, 2, 0), (True, True, 2, 1), (False, True, 1, 0)]
+    assert headline(watched.read()) == "1 of 1 runs finished"
+    later = (out / "sweep.json").stat().st_mtime + 10
+    os.utime(out / "tuning/sweep.json", (later, later))  # such is a copied folder
+    assert headline(watched.read()) == "1 of 1 runs finished"
+    (out / "sweep.json").unlink()
+    dead = "tuning, 2 of 2 runs finished; nobody is playing it now"
+    assert headline(watched.read()).startswith(dead)
+
+
+def test_runs_of_tuning_are_told_apart_by_what_they_try() -> None:
+    def trying(lr: float) -> RunProgress:
+        known = run("playing", 1, 1.0)
+        return replace(known, run=known.run.model_copy(update={"tuned": {"lr": lr}}))
+
+    def shown(*runs: RunProgress) -> str:
+        screen = Console(width=100, record=True, file=io.StringIO())
+        screen.print(picture(Progress(list(runs), 1)))
+        return screen.export_text()
+
+    assert "m, lr 0.1, " in shown(trying(0.1), trying(0.2))
+    assert "lr" not in shown(trying(0.1))
 
 
 FORGED = """{"parallel": 1, "runs": [{"name": "../elsewhere", "method": "m", "case": {},

@@ -56,10 +56,12 @@ def report(
     fedspu report runs/one runs/other --format tex
     """
     from fedspu.federation.storage.finding import check_is_run
+    from fedspu.sweeps.playing import is_comparison
 
     check_form(form)
     for path in paths:
-        if not (path / SWEEP).exists():
+        if not is_comparison(path):
+            _refuse_several(path)
             check_is_run(path)
     if html is None and form == "table":
         html = _default_file(paths)
@@ -70,7 +72,7 @@ def report(
 
     from fedspu.sweeps.compare import compare_saved
     from fedspu.sweeps.display import headline, watch_folder
-    from fedspu.sweeps.progress import Following
+    from fedspu.sweeps.progress import Watched
 
     if plots is not None:
         from fedspu.reports.plots import check_folder
@@ -79,19 +81,37 @@ def report(
     if watch:
         for path in paths:
             watch_folder(path)
+    told = {
+        path: headline(Watched(path).read()) for path in paths if is_comparison(path)
+    }
+    for path in told:
+        if not (path / SWEEP).exists():
+            said = escaped(f"{path} has no results yet: {told[path]}")
+            raise StorageError(said)
     found = compare_saved(paths)
-    if form == "table":
-        for path in paths:
-            if (path / SWEEP).exists() and found.unfinished:
-                typer.echo(f"{path}: {headline(Following(path).read())}")
     if not found.cases and (form != "table" or not found.has_begun):
-        raise StorageError(
-            f"no finished run in {escaped(', '.join(map(str, paths)))}; "
-            "--watch shows how far they are"
-        )
+        far = "".join(f"; {path}: {line}" for path, line in told.items())
+        where = ", ".join(map(str, paths))
+        raise StorageError(f"no finished run in {escaped(where + far)}")
+    if form == "table" and (watch or found.unfinished):
+        for path, line in told.items():
+            typer.echo(f"{path}: {line}")
     if found.cases:
         print_comparison(found, form)
     _write(found, html, plots, form)
+
+
+def _refuse_several(path: Path) -> None:
+    """Refuse a folder of comparisons, like that of reproduce; name the one to watch."""
+    from fedspu.federation.storage.finding import runs_in
+    from fedspu.sweeps.playing import is_comparison, is_played
+
+    for part in runs_in(path):
+        if is_comparison(Path(part)) and is_played(Path(part)):
+            raise StorageError(
+                f"{path} holds several comparisons; {part} is the one that is being "
+                "played now: name that"
+            )
 
 
 def _default_file(paths: list[Path]) -> Path:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedspu.errors import StorageError
+from fedspu.sweeps.cells import Cell
 from fedspu.sweeps.compare import Watcher
 from fedspu.sweeps.play import Planned
-from fedspu.sweeps.progress import Following, Progress, RunProgress
+from fedspu.sweeps.progress import Following, Progress, RunProgress, Watched
+from fedspu.sweeps.tuning import words
 from fedspu.tasks.classification import classification
 from fedspu.tasks.segmentation import segmentation
 from fedspu.units import duration, shown
@@ -26,6 +28,9 @@ SHARES = {classification.metric.name, segmentation.metric.name}
 
 REFRESH = 1.0
 """Seconds between two looks at the folder."""
+
+
+NOBODY = "nobody is playing it now: the same fedspu compare resumes it"
 
 
 class SweepDisplay(Watcher):
@@ -85,7 +90,8 @@ class SweepDisplay(Watcher):
             return
         became = "done" if why is None else f"failed: {why}"
         found = self._following.read()
-        self._say(f"{run.cell.title}: {became}; {headline(found, self._what)}")
+        name = title(run.cell, [one.run.cell for one in found.runs])
+        self._say(f"{name}: {became}; {headline(found, self._what)}")
 
     def finish(self, what: str) -> None:
         """Say what is done once all runs have ended."""
@@ -112,8 +118,9 @@ def headline(found: Progress, what: str = "") -> str:
     """
     done, failed = found.count("finished"), found.count("failed")
     playing, number = found.count("playing"), len(found.runs)
+    what = what or ("tuning" if found.is_tuning else "")
     parts = [what] if what else []
-    if found.is_over:
+    if found.is_over or is_dead(found):
         parts.append(f"{done} of {number} runs finished")
     else:
         parts.append(f"run {min(done + failed + max(1, playing), number)} of {number}")
@@ -121,6 +128,8 @@ def headline(found: Progress, what: str = "") -> str:
         parts.append(f"{playing} at once")
     if failed:
         parts.append(f"{failed} failed")
+    if is_dead(found):
+        return f"{', '.join(parts)}; {NOBODY}"
     if not found.is_over:
         left = found.seconds_left
         if left is None:
@@ -132,6 +141,11 @@ def headline(found: Progress, what: str = "") -> str:
     return ", ".join(parts)
 
 
+def is_dead(found: Progress) -> bool:
+    """Whether there is something left to play, and nobody plays it."""
+    return not found.is_played and (found.is_tuning or not found.is_over)
+
+
 def picture(found: Progress, what: str = "") -> RenderableType:
     """The headline, and a bar for each run that is being played."""
     table = Table.grid(padding=(0, 1))
@@ -139,9 +153,10 @@ def picture(found: Progress, what: str = "") -> RenderableType:
     table.add_column(width=16)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
+    cells = [run.run.cell for run in found.runs]
     for run in found.runs:
         if run.state == "playing":
-            table.add_row(*_row(run))
+            table.add_row(title(run.run.cell, cells), *_row(run))
     return Group(Text(headline(found, what)), table)
 
 
@@ -151,20 +166,22 @@ def _row(run: RunProgress) -> tuple[RenderableType, ...]:
     if run.starting is not None:
         score = "starting: model, data …"
     bar = ProgressBar(total=max(1, run.run.rounds), completed=run.round, width=16)
-    return run.run.cell.title, bar, f"{run.round}/{run.run.rounds}", score
+    return bar, f"{run.round}/{run.run.rounds}", score
+
+
+def title(cell: Cell, others: Iterable[Cell]) -> str:
+    """A run in words, also what is tried, if that alone tells it from others."""
+    if [other.title for other in others].count(cell.title) < 2:
+        return cell.title
+    return cell.title.replace(cell.method, f"{cell.method}, {words(cell.tuned)}", 1)
 
 
 def watch_folder(out: Path) -> None:
-    """Show a comparison that another process plays, until nothing is left to play."""
-    following = Following(out)
-    console = Console()
+    """On a terminal, show a comparison while another process plays it."""
+    watched, console = Watched(out), Console()
     if not console.is_terminal:
-        console.print(headline(following.read()), markup=False)
         return
-    with Live(console=console, refresh_per_second=1 / REFRESH) as live:
-        while True:
-            found = following.read()
-            live.update(picture(found))
-            if found.is_over:
-                return
+    with Live(console=console, refresh_per_second=1 / REFRESH, transient=True) as live:
+        while (found := watched.read()).is_played:
+            live.update(picture(found), refresh=True)
             time.sleep(REFRESH)

@@ -6,7 +6,14 @@ from pathlib import Path
 
 from fedspu.errors import StorageError
 from fedspu.federation.storage.own_files import LOCK
+from fedspu.federation.storage.saved_index import SWEEP
 from fedspu.files import is_locked, lock
+from fedspu.sweeps.tuning import FOLDER
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a folder holds a comparison, if only its tuning."""
+    return any((folder / SWEEP).is_file() for folder in (path, path / FOLDER))
 
 
 def is_played(out: Path) -> bool:

@@ -18,6 +18,8 @@ from fedspu.files import is_locked, read_file, write_whole
 from fedspu.ordinary_files import open_ordinary
 from fedspu.sweeps.cells import Cell, frozen
 from fedspu.sweeps.play import Planned
+from fedspu.sweeps.playing import is_played
+from fedspu.sweeps.tuning import FOLDER
 
 LARGEST_PLAN = 2**24
 
@@ -173,6 +175,8 @@ class Progress:
     runs: list[RunProgress]
     parallel: int
     startup: float = 0.0  # seconds from the beginning of a run to its first round
+    is_tuning: bool = False  # these are runs of its search; its own come after them
+    is_played: bool = True  # by a process that is there now
 
     def count(self, state: State) -> int:
         """How many runs are in this state."""
@@ -181,7 +185,7 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to play."""
-        return all(run.rounds_left == 0 for run in self.runs)
+        return self.count("finished") + self.count("failed") == len(self.runs)
 
     @property
     def seconds_left(self) -> float | None:
@@ -298,6 +302,37 @@ class Following:
         if run.name in plan.failed:
             return "failed"
         return "playing" if is_locked(path / LOCK) else "interrupted"
+
+
+class Watched:
+    """A comparison that any process plays: its tuning, if it has one, then itself."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self._tuning, self._itself = Following(out / FOLDER), Following(out)
+
+    def read(self) -> Progress:
+        """How far it is now, and whether anybody plays it."""
+        # In this order: a comparison that ends meanwhile is not taken for a dead one.
+        held = is_played(self.out)
+        found = self._itself.read() if (self.out / SWEEP).exists() else None
+        is_tuning = False
+        if _planned_at(self.out / FOLDER) > _planned_at(self.out):
+            search = self._tuning.read()
+            # A copied folder may have other times.
+            is_tuning = held or found is None or not search.is_over
+            found = search if is_tuning else found
+        found = found or self._itself.read()  # which says that there is none
+        # Older versions of fedspu play without a lock of the comparison.
+        played = held or found.count("playing") > 0
+        return replace(found, is_tuning=is_tuning, is_played=played)
+
+
+def _planned_at(folder: Path) -> int:
+    try:
+        return (folder / SWEEP).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 class _Tail:

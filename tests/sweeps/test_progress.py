@@ -37,7 +37,8 @@ def run(
         rounds=10,
         may_end_early=early,
     )
-    return RunProgress(planned, state, t, seconds)
+    first = seconds / t if t else 0.0
+    return RunProgress(planned, state, t, seconds, first)
 
 
 def left(*runs: RunProgress, parallel: int = 1) -> float | None:
@@ -56,6 +57,30 @@ def test_a_run_takes_as_long_as_it_did_and_others_as_their_kind_did() -> None:
     assert left(*known) == 0.0
 
 
+def test_the_first_round_says_nothing_of_the_others() -> None:
+    """A method's first round may compile code: 5.7 s, and then 0.1 s each."""
+    slow = replace(run("playing", 1, 50.0, "new"), first=50.0)
+    assert left(slow) is None
+    known = run("finished", 10, 10.0, "a")
+    assert left(known, slow) == 9.0  # as the others
+    slow = replace(slow, round=2, seconds=52.0)
+    assert left(known, slow) == 16.0
+    assert left(known, slow, run("waiting", kind="new")) == 16.0 + 50.0 + 9 * 2.0
+
+
+def test_runs_of_one_round_have_no_other_pace() -> None:
+    def once(found: RunProgress) -> RunProgress:
+        return replace(found, run=found.run.model_copy(update={"rounds": 1}))
+
+    assert left(once(run("finished", 1, 5.0)), once(run("waiting"))) == 5.0
+
+
+def test_the_time_left_of_tuning_counts_the_comparison() -> None:
+    tuning = Progress([run("playing", 5, 5.0)], 1, later=(run("waiting"),) * 2)
+    assert tuning.seconds_left == 25.0
+    assert "about 25.0 s left in all (until " in headline(tuning)
+
+
 def test_the_time_left_counts_what_runs_need_before_their_first_round() -> None:
     known = run("finished", 10, 10.0)
     starting = replace(run("playing"), starting=1.5)
@@ -65,7 +90,7 @@ def test_the_time_left_counts_what_runs_need_before_their_first_round() -> None:
 
     assert left_of(run("waiting")) == 14.0
     assert left_of(starting) == 12.5
-    assert left_of(replace(starting, starting=60.0)) == 10.0
+    assert left_of(replace(starting, starting=60.0)) == 9.0
     assert left_of(run("playing", 5, 5.0)) == 5.0
 
 
@@ -124,7 +149,7 @@ def test_the_headline_counts_runs() -> None:
     assert headline(found).startswith("run 2 of 3, about 1.0 s left (until ")
     assert headline(Progress([run("finished")], 1)) == "1 of 1 runs finished"
     failed = headline(Progress([run("failed"), run("playing")], 1))
-    assert failed == "run 2 of 2, 1 failed, time left: known after the first round"
+    assert failed == "run 2 of 2, 1 failed, time left: known after some rounds"
 
 
 def test_a_folder_is_followed_while_it_is_played(
@@ -207,7 +232,7 @@ def test_tuning_is_watched_and_then_the_comparison_itself(
         def begin(self, run: Any) -> None:
             found = watched.read()
             number = len(found.runs), found.count("finished")
-            seen.append((found.is_tuning, found.is_played, *number))
+            seen.append((found.is_tuning, found.is_played, *number, len(found.later)))
 
     def tune(watcher: Watcher | None = None) -> None:
         fedspu.compare(
@@ -221,7 +246,11 @@ def test_tuning_is_watched_and_then_the_comparison_itself(
         )
 
     tune(Looking())
-    assert seen == [(True, True, 2, 0), (True, True, 2, 1), (False, True, 1, 0)]
+    assert seen == [
+        (True, True, 2, 0, 1),
+        (True, True, 2, 1, 1),
+        (False, True, 1, 0, 0),
+    ]
     assert headline(watched.read()) == "1 of 1 runs finished"
     later = (out / "sweep.json").stat().st_mtime + 10
     os.utime(out / "tuning/sweep.json", (later, later))  # such is a copied folder

@@ -90,15 +90,14 @@ def report(
             raise StorageError(said)
     found = compare_saved(paths)
     if not found.cases and (form != "table" or not found.has_begun):
-        far = "".join(f"; {path}: {line}" for path, line in told.items())
         where = ", ".join(map(str, paths))
-        raise StorageError(f"no finished run in {escaped(where + far)}")
-    if form == "table" and (watch or found.unfinished):
-        for path, line in told.items():
-            typer.echo(f"{path}: {line}")
+        said = "; ".join([where, *(f"{path}: {line}" for path, line in told.items())])
+        raise StorageError(f"no finished run in {escaped(said)}")
     if found.cases:
         print_comparison(found, form)
-    _write(found, html, plots, form)
+    shows = watch or found.unfinished
+    far = [f"{path}: {line}" for path, line in told.items() if shows]
+    _write(found, html, plots, form, far)
 
 
 def _refuse_several(path: Path) -> None:
@@ -140,9 +139,11 @@ def _check_file(html: Path) -> None:
         )
 
 
-def _write(found: Any, html: Path | None, plots: Path | None, form: str) -> None:
-    """Write what was asked for, and say where it is."""
-    said = []
+def _write(
+    found: Any, html: Path | None, plots: Path | None, form: str, far: list[str]
+) -> None:
+    """Write what was asked for; say how far comparisons are, and where it is."""
+    said = far
     if found.unfinished:
         number = len(found.unfinished)
         are = "s are not finished and are" if number > 1 else " is not finished and is"

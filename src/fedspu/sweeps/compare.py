@@ -203,7 +203,7 @@ def _play(
     """Tune if asked for, play what is missing, and write the tables."""
     cells, out = list(sweep.cells()), house.out
     if search is not None:
-        picks = house.tune(sweep, search)
+        picks = house.tune(sweep, search, runs)
         chosen = {(p.method, p.case): p.chosen for p in picks}
         runs = house.plan([replace(c, tuned=chosen[c.method, c.case]) for c in cells])
     played = house.play(runs, "comparison")
@@ -310,19 +310,21 @@ class _House:
             check_same(path, settings)
         return runs
 
-    def play(self, runs: Sequence[Planned], what: str) -> Played:
-        """Play what is missing."""
+    def play(
+        self, runs: Sequence[Planned], what: str, later: Sequence[Planned] = ()
+    ) -> Played:
+        """Play what is missing; ``later`` come others, to be told how long it takes."""
         number = self.parallel or runs_at_once([run.settings for run in runs])
         out = self.out if what == "comparison" else self.out / what
         failed: dict[str, str] = {}
         made = [path for path in (out, *out.absolute().parents) if not path.exists()]
-        write_plan(out, runs, number, failed)
+        write_plan(out, runs, number, failed, later)
         self.watcher.plan(out, runs, what)
 
         def end(run: Planned, why: str | None) -> None:
             if why is not None:
                 failed[run.cell.name] = why
-                write_plan(out, runs, number, failed)
+                write_plan(out, runs, number, failed, later)
             self.watcher.end(run, why)
 
         given = {
@@ -333,7 +335,9 @@ class _House:
         finally:
             remove_plan_alone(out, made)
 
-    def tune(self, sweep: Sweep, search: Search) -> list[Pick]:
+    def tune(
+        self, sweep: Sweep, search: Search, later: Sequence[Planned]
+    ) -> list[Pick]:
         """Play the search; the best choice of each method and case."""
         cells = search.cells(sweep)
         runs = self.plan(cells, FOLDER, {"rounds": search.rounds})
@@ -343,7 +347,7 @@ class _House:
                     "--tune with data.split = 'paper': its validation examples are the "
                     "test examples, so nothing can be picked fairly; use three-way"
                 )
-        played = self.play(runs, FOLDER)
+        played = self.play(runs, FOLDER, later)
         picks = pick(cells, played.summaries)
         _write(self.out / FOLDER / "picks.json", describe(search, picks))
         return picks

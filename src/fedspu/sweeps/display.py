@@ -133,11 +133,12 @@ def headline(found: Progress, what: str = "") -> str:
     if not found.is_over:
         left = found.seconds_left
         if left is None:
-            parts.append("time left: known after the first round")
+            parts.append("time left: known after some rounds")
         else:
             most = "at most" if found.is_most else "about"
             until = time.strftime("%H:%M", time.localtime(time.time() + left))
-            parts.append(f"{most} {duration(left)} left (until {until})")
+            end = " in all" if found.later else ""
+            parts.append(f"{most} {duration(left)} left{end} (until {until})")
     return ", ".join(parts)
 
 

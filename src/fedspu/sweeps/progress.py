@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from time import monotonic
 from typing import Annotated, Any, Literal
 
@@ -59,32 +59,25 @@ class SweepPlan(BaseModel):
     parallel: NonNegativeInt
     runs: list[PlannedRun]
     earlier: list[PlannedRun] = []  # of other commands, in the same folder
+    later: list[PlannedRun] = []  # of the comparison, if these are of its tuning
     failed: dict[str, str] = {}  # name -> why
 
 
 def write_plan(
-    out: Path, runs: Sequence[Planned], parallel: int, failed: Mapping[str, str]
+    out: Path,
+    runs: Sequence[Planned],
+    parallel: int,
+    failed: Mapping[str, str],
+    later: Sequence[Planned] = (),
 ) -> None:
-    """Say in the folder what is going to be played."""
-    listed = [
-        PlannedRun(
-            name=run.path.relative_to(out).as_posix(),
-            method=run.cell.method,
-            case=dict(run.cell.case),
-            seed=run.cell.seed,
-            tuned=dict(run.cell.tuned),
-            kind=_kind(run),
-            # Last models are one more round.
-            rounds=run.settings.rounds + run.settings.method.finishes,
-            may_end_early=run.settings.early_stopping.on,
-        )
-        for run in runs
-    ]
+    """Say in the folder what is going to be played, and what ``later``, elsewhere."""
+    listed = [_listed(run) for run in runs]
     names = {run.name for run in listed}
     plan = SweepPlan(
         parallel=parallel,
         runs=listed,
         earlier=[run for run in _planned_before(out) if run.name not in names],
+        later=[_listed(run) for run in later],
         failed=dict(failed),
     )
     try:
@@ -93,6 +86,20 @@ def write_plan(
         write_whole(out / SWEEP, content, durable=False)
     except OSError as error:
         raise StorageError(f"{out}: cannot write ({error})") from error
+
+
+def _listed(run: Planned) -> PlannedRun:
+    return PlannedRun(
+        name=run.path.name,
+        method=run.cell.method,
+        case=dict(run.cell.case),
+        seed=run.cell.seed,
+        tuned=dict(run.cell.tuned),
+        kind=_kind(run),
+        # Last models are one more round.
+        rounds=run.settings.rounds + run.settings.method.finishes,
+        may_end_early=run.settings.early_stopping.on,
+    )
 
 
 def remove_plan_alone(out: Path, made: Sequence[Path]) -> None:
@@ -151,12 +158,13 @@ def read_plan(out: Path) -> SweepPlan:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far one run is; ``seconds`` is how long it has taken so far."""
+    """How far one run is; ``seconds`` is how long its rounds have taken so far."""
 
     run: PlannedRun
     state: State
     round: int = 0
     seconds: float = 0.0
+    first: float = 0.0  # seconds of its first round
     score: float | None = None  # of the personal models
     metric: str = ""  # of the score
     starting: float | None = None  # seconds since it began, if it has no round yet
@@ -174,8 +182,9 @@ class Progress:
 
     runs: list[RunProgress]
     parallel: int
+    later: tuple[RunProgress, ...] = ()  # which follow, if these are of its tuning
     startup: float = 0.0  # seconds from the beginning of a run to its first round
-    is_tuning: bool = False  # these are runs of its search; its own come after them
+    is_tuning: bool = False  # these are runs of its search
     is_played: bool = True  # by a process that is there now
 
     def count(self, state: State) -> int:
@@ -189,54 +198,69 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """About how long the rest takes; None until some rounds are played.
+        """About how long the rest takes; None until enough rounds are played.
 
         A run takes as long per round as it did so far; one that has not begun, as long
         as others of its kind, or else as all others. Runs share the machine as now.
         """
-        pace = _Pace(self.runs)
-        left = [run for run in self.runs if run.rounds_left]
-        if not left:
-            return 0.0
-        if not pace.is_known:
-            return None
-        times = [
-            run.rounds_left * pace.of(run) + max(0.0, self._before_round_1(run))
-            for run in left
-        ]
+        pace, times = _Pace(self.runs), [0.0]
+        for run in self._left:
+            rounds = pace.of_rounds_left(run)
+            if rounds is None:
+                return None
+            beginning = 0.0 if run.round else self.startup + pace.of_first(run)
+            times.append(max(0.0, beginning - (run.starting or 0.0)) + rounds)
         # No schedule is shorter than its longest run.
         return max(sum(times) / max(1, self.parallel), *times)
 
-    def _before_round_1(self, run: RunProgress) -> float:
-        return 0.0 if run.round else self.startup - (run.starting or 0.0)
+    @property
+    def _left(self) -> list[RunProgress]:
+        return [run for run in (*self.runs, *self.later) if run.rounds_left]
 
     @property
     def is_most(self) -> bool:
         """Whether the rest may also take less, because runs may end early."""
-        return any(run.run.may_end_early and run.rounds_left for run in self.runs)
+        return any(run.run.may_end_early for run in self._left)
 
 
 class _Pace:
-    """Seconds per round, as measured so far."""
+    """Seconds per round, as measured so far.
+
+    The first round of a run is apart: its method may have code to compile and models
+    to cut, which can take a hundred times as long as a round.
+    """
 
     def __init__(self, runs: Sequence[RunProgress]) -> None:
-        self.kinds: dict[str, list[float]] = {}
+        self.first: dict[str, list[float]] = {}
+        self.others: dict[str, list[float]] = {}
         for run in runs:
             if run.round:
-                pace = run.seconds / run.round
-                self.kinds.setdefault(run.run.kind, []).append(pace)
+                self.first.setdefault(run.run.kind, []).append(run.first)
+            if run.round > 1:
+                self.others.setdefault(run.run.kind, []).append(_pace(run))
 
-    @property
-    def is_known(self) -> bool:
-        return bool(self.kinds)
+    def of_first(self, run: RunProgress) -> float:
+        return _known(self.first, run.run.kind) or 0.0
 
-    def of(self, run: RunProgress) -> float:
-        if run.round:
-            return run.seconds / run.round
-        known = self.kinds.get(run.run.kind)
-        return mean(
-            known or [pace for listed in self.kinds.values() for pace in listed]
-        )
+    def of_rounds_left(self, run: RunProgress) -> float | None:
+        """The seconds of all rounds left but the first; None if nothing is known."""
+        if not self.first:
+            return None
+        left = run.rounds_left if run.round else run.rounds_left - 1
+        if not left:
+            return 0.0
+        pace = _pace(run) if run.round > 1 else _known(self.others, run.run.kind)
+        return None if pace is None else left * pace
+
+
+def _pace(run: RunProgress) -> float:
+    return (run.seconds - run.first) / (run.round - 1)
+
+
+def _known(by_kind: Mapping[str, list[float]], kind: str) -> float | None:
+    """The median of this kind; of all, if nothing is known of it."""
+    known = by_kind.get(kind) or [x for listed in by_kind.values() for x in listed]
+    return median(known) if known else None
 
 
 class Following:
@@ -261,7 +285,8 @@ class Following:
         plan = read_plan(self.out)
         runs = [self._starting(self._run(run, plan)) for run in plan.runs]
         startup = mean(self._startups) if self._startups else 0.0
-        return Progress(runs, plan.parallel, startup)
+        later = tuple(RunProgress(run, "waiting") for run in plan.later)
+        return Progress(runs, plan.parallel, later, startup)
 
     def _starting(self, found: RunProgress) -> RunProgress:
         """The same run, also while nothing of it is in the folder."""
@@ -286,12 +311,12 @@ class Following:
         t, score, metric = self._rounds.setdefault(
             run.name, _Tail(path / "rounds.jsonl", _round_and_score, (0, None, ""))
         ).last()
-        _, seconds = self._times.setdefault(
-            run.name, _Tail(path / "times.jsonl", _add_seconds, (0, 0.0))
+        timed, seconds, first = self._times.setdefault(
+            run.name, _Tail(path / "times.jsonl", _add_seconds, (0, 0.0, 0.0))
         ).last()
-        found = RunProgress(
-            run, self._state(path, run, plan), t, seconds, score, metric
-        )
+        state = self._state(path, run, plan)
+        # A round may be in one of the two files only, for a moment.
+        found = RunProgress(run, state, min(t, timed), seconds, first, score, metric)
         if found.state == "finished":
             self._finished[run.name] = found
         return found
@@ -370,5 +395,7 @@ def _round_and_score(known: Any, line: dict[str, Any]) -> tuple[int, float | Non
     return int(line["round"]), None, ""
 
 
-def _add_seconds(known: Any, line: dict[str, Any]) -> tuple[int, float]:
-    return int(line["round"]), known[1] + float(line["wall_seconds"])
+def _add_seconds(known: Any, line: dict[str, Any]) -> tuple[int, float, float]:
+    """The round, the seconds up to it, and those of the first."""
+    t, seconds = int(line["round"]), float(line["wall_seconds"])
+    return t, known[1] + seconds, known[2] if known[0] else seconds

@@ -86,7 +86,7 @@ def test_a_half_finished_comparison_has_a_report(
         command(*COMPARE)
     result = command("report", "both")
     assert result.code == 0
-    dead = "1 of 4 runs finished; nobody is playing it now: the same fedspu compare"
+    dead = "1 of 4 runs finished; nobody is playing it: the same command"
     assert f"both: {dead} resumes it\n" in result.out
     assert command("report", "both", "--watch").out == result.out
     assert "3 runs are not finished and are left out." in result.out
@@ -107,7 +107,7 @@ def test_a_comparison_that_was_interrupted_while_tuning_says_how_to_go_on(
         assert result.code == 2
         assert result.error == (
             "both has no results yet: tuning, 1 of 4 runs finished; nobody is playing "
-            "it now: the same fedspu compare resumes it"
+            "it: the same command resumes it"
         )
 
 

@@ -215,8 +215,7 @@ def test_a_comparison_that_nobody_plays_is_told_from_one_that_is_played(
     (summary,) = out.glob("local-*-seed-1/summary.json")
     summary.unlink()
     assert headline(Watched(out).read()) == (
-        "1 of 2 runs finished; nobody is playing it now: the same fedspu compare "
-        "resumes it"
+        "1 of 2 runs finished; nobody is playing it: the same command resumes it"
     )
     with alone_in(out):
         assert headline(Watched(out).read()).startswith("run 2 of 2, about ")
@@ -256,7 +255,7 @@ def test_tuning_is_watched_and_then_the_comparison_itself(
     os.utime(out / "tuning/sweep.json", (later, later))  # such is a copied folder
     assert headline(watched.read()) == "1 of 1 runs finished"
     (out / "sweep.json").unlink()
-    dead = "tuning, 2 of 2 runs finished; nobody is playing it now"
+    dead = "tuning, 2 of 2 runs finished; nobody is playing it"
     assert headline(watched.read()).startswith(dead)
 
 

@@ -30,7 +30,7 @@ REFRESH = 1.0
 """Seconds between two looks at the folder."""
 
 
-NOBODY = "nobody is playing it now: the same fedspu compare resumes it"
+NOBODY = "nobody is playing it: the same command resumes it"
 
 
 class SweepDisplay(Watcher):

@@ -28,7 +28,15 @@ from fedspu.sweeps.progress import (
     write_plan,
 )
 from fedspu.sweeps.report import REPORT, Given, facts_of, refusing_damaged
-from fedspu.sweeps.saved import COSTS, Found, by_case, find, read_costs, title_of
+from fedspu.sweeps.saved import (
+    COSTS,
+    Found,
+    by_case,
+    find,
+    read_costs,
+    refuse_other_settings,
+    title_of,
+)
 from fedspu.sweeps.step_costs import StepCosts
 from fedspu.sweeps.tuning import FOLDER, Pick, Search, describe, pick
 from fedspu.tasks.task import Task
@@ -189,6 +197,7 @@ def compare(
     cells = list(sweep.cells())
     runs = house.plan(cells)  # all are checked before the first is played
     refuse_other_data(out, runs)
+    refuse_other_settings(out, runs)
     if search is not None:
         picks = house.tune(sweep, search)
         chosen = {(p.method, p.case): p.chosen for p in picks}

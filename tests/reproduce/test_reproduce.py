@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fedspu
-from fedspu.errors import DataError, SettingsError
+from fedspu.errors import DataError
 from fedspu.reproduce import experiments, printed
-from fedspu.reproduce.experiments import Extent, extent_for, series_for
+from fedspu.reproduce.experiments import Extent, Series, extent_for, series_for
 from fedspu.reproduce.printed import Dataset
 from fedspu.reproduce.quirks import leaking, local_head
 from fedspu.reproduce.report import markdown
@@ -142,8 +142,87 @@ def test_a_budget_cuts_rounds_and_then_alphas_and_stays_as_it_was(
     assert ("Cut to fit 10min" in found.what_cut) is (rounds < 500)
     monkeypatch.setattr(experiments, "_seconds_per_round", lambda settings: 99.0)
     assert extent_for("10min", planned, given, tmp_path) == found
-    with pytest.raises(SettingsError, match="was begun with --budget 10min"):
-        extent_for("1h", planned, given, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("budget", "tables", "datasets", "faults", "source"),
+    [
+        ("1h", ["table1"], ["cifar10"], [], {}),
+        ("10min", ["table4"], ["cifar10"], [], {}),
+        ("10min", ["table1"], ["cifar10", "speech"], [], {}),
+        ("10min", ["table1"], ["cifar10"], ["leak"], {}),
+        ("10min", ["table1"], ["cifar10"], [], {"data.name": "arrays:mine.npz"}),
+    ],
+)
+def test_another_request_in_the_same_folder_is_measured_anew(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: str,
+    tables: list[str],
+    datasets: list[Dataset],
+    faults: list[str],
+    source: dict[str, Any],
+) -> None:
+    measured: list[float] = []
+
+    def measure(settings: Any) -> float:
+        measured.append(1.0)
+        return 1.0
+
+    monkeypatch.setattr(experiments, "_seconds_per_round", measure)
+    said: list[str] = []
+
+    def ask(budget: str, planned: list[Series], given: Any) -> Extent:
+        return extent_for(budget, planned, given, tmp_path, say=said.append)
+
+    planned = series_for(["table1"], ["cifar10"])
+    others = series_for(tables, datasets, faults)
+    given = dict.fromkeys(datasets, source)
+    extents = ask("10min", planned, {"cifar10": {}}), ask(budget, others, given)
+    assert len(measured) == 1 + len(datasets)
+    assert said == ["measuring how long a round takes here …"] * 2
+    # Both are known from now on.
+    again = ask("10min", planned, {"cifar10": {}}), ask(budget, others, given)
+    assert again == extents
+    assert len(measured) == 1 + len(datasets)
+    assert len(said) == 2
+
+
+def test_runs_of_other_numbers_of_rounds_are_in_other_folders() -> None:
+    (plain,) = series_for(["table1"], ["cifar10"])
+    (stopping,) = series_for(["table4"], ["cifar10"])
+    (fault,) = series_for([], ["cifar10"], ["leak"])
+    assert plain.folder(66) == "cifar10-66-rounds"
+    assert [s.folder(500) for s in (plain, stopping, fault)] == [
+        "cifar10",
+        "cifar10-early-stopping",
+        "cifar10-quirk-leak",
+    ]
+
+
+def test_fewer_runs_at_once_mean_fewer_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "_seconds_per_round", lambda settings: 1.0)
+    monkeypatch.setattr(experiments, "num_cores", lambda: 2)
+    planned = series_for(["table1"], ["cifar10"])
+    given: Any = {"cifar10": {}}
+    rounds = [
+        extent_for("10min", planned, given, tmp_path / str(parallel), parallel).rounds
+        for parallel in (1, 2, 8)
+    ]
+    assert rounds == [33, 66, 66]
+
+
+def test_later_parts_are_counted_in_rounds_of_this_one(tmp_path: Path) -> None:
+    planned = series_for(["table1", "table4"], ["emnist", "speech"], ["leak"])
+    pace: dict[Dataset, float] = {"emnist": 2.0, "speech": 1.0}
+    extent = Extent("10min", 10, (0.1, 0.5), (0,), pace)
+    # Each method has two alphas of ten rounds; a round of Speech is half as long.
+    runs = {"emnist": 1 + 2, "speech": 6 + 1 + 2}  # early stopping and the leak last
+    expected = 20 * (runs["emnist"] + runs["speech"] / 2)
+    assert experiments.rounds_later(planned, extent, tmp_path) == expected
+    assert experiments.rounds_later(planned[-1:], extent, tmp_path) == 0
 
 
 def test_the_full_budget_is_the_paper_s_with_three_seeds(tmp_path: Path) -> None:

@@ -142,11 +142,11 @@ def _played(
             settings["data.dir"] = data_dir.absolute()
     found, missing = ex.available(given)
     given = {name: given[name] for name in found}
-    planned = ex.series_for(tables, found)
+    planned = ex.series_for(tables, found, quirks)
     with progress() as say:
-        say("measuring how long a round takes here …")
-        extent = ex.extent_for(budget, planned, given, folder)
-    results = ex.play(planned, extent, given, folder, parallel, display)
+        extent = ex.extent_for(budget, planned, given, folder, parallel, say)
+    played = ex.play(planned, extent, given, folder, parallel, display)
+    results = [r for series, rs in played if not series.fault for r in rs]
     cut = " ".join([extent.what_cut, *ex.titles(missing), *ex.stand_ins(sources)])
     make = {
         "table1": lambda: tb.accuracy_table("table1", results, cut),
@@ -158,9 +158,8 @@ def _played(
     if set(make) <= set(tables):
         made["claims"] = claims_table(results, cut)
     if quirks:
-        made["quirks"] = report.play_quirks(
-            quirks, extent, given, folder, parallel, display
-        )
+        of_faults = [(series, rs) for series, rs in played if series.fault]
+        made["quirks"] = report.quirks_table(of_faults, cut)
     return made, results
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -15,11 +14,10 @@ from rich.text import Text
 
 from fedspu.errors import StorageError
 from fedspu.files import write_whole
-from fedspu.reproduce.experiments import Extent, results_in
+from fedspu.reproduce.experiments import Series
 from fedspu.reproduce.printed import DATASETS, Dataset
 from fedspu.reproduce.quirks import Quirk, quirk
 from fedspu.reproduce.tables import PaperTable, Result, by_alpha
-from fedspu.sweeps.compare import Watcher, compare
 
 
 def terminal(table: PaperTable) -> Group:
@@ -65,38 +63,19 @@ def write(
 # Quirks -------------------------------------------------------------------------------
 
 
-def play_quirks(
-    names: Sequence[str],
-    extent: Extent,
-    given: Mapping[Dataset, dict[str, Any]],
-    out: Path,
-    parallel: int | None,
-    watcher: Watcher | None,
+def quirks_table(
+    played: Sequence[tuple[Series, list[Result]]], what_cut: str
 ) -> PaperTable:
-    """Play FedSPU with and without each fault of the released code."""
-    rows = []
-    for dataset, settings in given.items():
-        for name in names:
-            fault = quirk(name, dataset)
-            folder = out / f"{dataset}-quirk-{name}"
-            if watcher is not None:
-                watcher.part = f"{DATASETS[dataset]}, {fault.title}"
-            compare(
-                [*fault.without_it, *fault.with_it],
-                {**settings, **fault.settings, "rounds": extent.rounds},
-                out=folder,
-                seeds=list(extent.seeds),
-                vary={"data.alpha": list(extent.alphas)},
-                parallel=parallel,
-                watcher=watcher,
-            )
-            rows.append(_quirk_row(dataset, fault, results_in(folder, dataset, False)))
+    """FedSPU with and without each fault of the released code."""
     return PaperTable(
         "Faults of the released code: what each explains",
         ("", "", "without", "with", "difference"),
-        tuple(rows),
+        tuple(
+            _quirk_row(series.dataset, quirk(series.fault, series.dataset), results)
+            for series, results in played
+        ),
         (
-            extent.what_cut,
+            what_cut,
             "Accuracy of FedSPU in %, mean over alphas; for learning rates, how far "
             "FedSPU is above the best rival.",
         ),

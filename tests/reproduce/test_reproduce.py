@@ -107,6 +107,30 @@ def test_rounds_are_shown_by_alpha() -> None:
     assert row == ("CIFAR10 (alpha = 0.5)", "216 of 500", "216 of 500", "57 %", "57 %")
 
 
+def test_rounds_that_are_saved_are_shares_of_the_paper_s() -> None:
+    ended, cut = (
+        Result("speech", "fedspu", alpha, 0, True, 200, {"rounds_played": rounds})
+        for alpha, rounds in ((0.1, 128), (0.5, 200))
+    )
+    table = rounds_table([ended, cut], "cut")
+    assert table.columns[3:] == ("saved of 500, ours", "saved of 500, paper")
+    assert [row[1::2] for row in table.rows] == [
+        ("128 of 200", "74 %"),
+        ("200 of 200", "-"),
+    ]
+    assert any("at most 60 % of 500" in note for note in table.notes)
+    notes = rounds_table([ended], "cut").notes
+    assert not any("at most" in note for note in notes)
+
+
+def test_a_table_says_if_its_cells_have_unequal_numbers_of_seeds() -> None:
+    one = [result("fedspu", 0.1, 0.5), result("hermes", 0.1, 0.5)]
+    assert "seeds" not in " ".join(accuracy_table("table1", one, "cut").notes)
+    more = [*one, *(replace(one[0], seed=seed) for seed in (1, 2))]
+    notes = accuracy_table("table1", more, "cut").notes
+    assert notes[1].startswith("Cells are means over 1 to 3 seeds")
+
+
 # What is played -----------------------------------------------------------------------
 
 

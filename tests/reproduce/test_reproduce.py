@@ -1,5 +1,6 @@
 """The paper's tables: printed numbers, our numbers, and what is said about both."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -7,14 +8,16 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from rich.console import Console
 
 import fedspu
 from fedspu.errors import DataError
 from fedspu.reproduce import experiments, printed
+from fedspu.reproduce.claims import claims_table
 from fedspu.reproduce.experiments import Extent, Series, extent_for, series_for
 from fedspu.reproduce.printed import Dataset
 from fedspu.reproduce.quirks import leaking, local_head
-from fedspu.reproduce.report import markdown
+from fedspu.reproduce.report import markdown, terminal
 from fedspu.reproduce.tables import (
     Result,
     accuracy_table,
@@ -30,6 +33,7 @@ def result(method: str, alpha: float, score: float, **more: Any) -> Result:
         "bytes_down": 500 * 2**20,
         "bytes_up": 500 * 2**20,
         "train_cpu_seconds": 3600.0,
+        "stopped_clients": 0,
         "rounds_played": 100,
         **more,
     }
@@ -104,7 +108,7 @@ def test_times_may_come_from_other_runs() -> None:
 def test_rounds_are_shown_by_alpha() -> None:
     played = Result("cifar10", "fedspu", 0.5, 0, True, 500, {"rounds_played": 216})
     (row,) = rounds_table([played], "cut").rows
-    assert row == ("CIFAR10 (alpha = 0.5)", "216 of 500", "216 of 500", "57 %", "57 %")
+    assert row == ("CIFAR10, alpha 0.5", "216 of 500", "216 of 500", "57 %", "57 %")
 
 
 def test_rounds_that_are_saved_are_shares_of_the_paper_s() -> None:
@@ -113,7 +117,7 @@ def test_rounds_that_are_saved_are_shares_of_the_paper_s() -> None:
         for alpha, rounds in ((0.1, 128), (0.5, 200))
     )
     table = rounds_table([ended, cut], "cut")
-    assert table.columns[3:] == ("saved of 500, ours", "saved of 500, paper")
+    assert "the share of the paper's 500 rounds" in table.notes[1]
     assert [row[1::2] for row in table.rows] == [
         ("128 of 200", "74 %"),
         ("200 of 200", "-"),
@@ -129,6 +133,33 @@ def test_a_table_says_if_its_cells_have_unequal_numbers_of_seeds() -> None:
     more = [*one, *(replace(one[0], seed=seed) for seed in (1, 2))]
     notes = accuracy_table("table1", more, "cut").notes
     assert notes[1].startswith("Cells are means over 1 to 3 seeds")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_nothing_of_a_table_is_cut_on_a_terminal(width: int) -> None:
+    hour = 12 * 3600.0
+    listed = [
+        replace(
+            result(method, 0.1, 0.5, train_cpu_seconds=seconds),
+            dataset=dataset,
+            with_stopping=stops,
+        )
+        for dataset in get_args(Dataset)
+        for method, seconds in zip(printed.METHODS, (hour, 59, 650), strict=False)
+        for stops in (False, True)
+    ]
+    for table in (
+        cost_table(listed, "cut"),
+        accuracy_table("table1", listed, "cut"),
+        rounds_table(listed, "cut"),
+        claims_table(listed, "cut"),
+    ):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(terminal(table, width))
+        shown = console.export_text()
+        assert "…" not in shown.replace("… at a price", "")
+        cells = " ".join(" ".join(row) for row in (table.columns, *table.rows))
+        assert [word for word in cells.split() if word.rstrip(",") not in shown] == []
 
 
 # What is played -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from fedspu import models
 from fedspu.engines.machine import num_cores
 from fedspu.errors import DataError, SettingsError, StorageError
 from fedspu.federation.storage.saved_index import SWEEP
@@ -136,10 +137,13 @@ def available(
     for dataset, settings in given.items():
         chosen, _, task = choose(settings, None, None, None, None)
         try:
-            dataset_for(chosen, None, task)
-            found.append(dataset)
+            data = dataset_for(chosen, None, task)
         except DataError as error:
             missing[dataset] = str(error)
+        else:
+            shape = tuple(data.take(slice(1))[0].shape[1:])
+            _check_shape(dataset, chosen.data.name, shape)
+            found.append(dataset)
     if not found:
         name, why = next(iter(missing.items()))
         others = f"; nor {', '.join(list(missing)[1:])}" if len(missing) > 1 else ""
@@ -148,6 +152,17 @@ def available(
             f"in --use {name}=arrays:FILE.npz"
         )
     return found, missing
+
+
+def _check_shape(dataset: Dataset, source: str, shape: tuple[int, ...]) -> None:
+    """Refuse examples that the paper's network cannot take."""
+    wanted: tuple[int, ...] = models.find(dataset).input_shape  # type: ignore[attr-defined]  # ours
+    if shape != wanted:
+        theirs, ours = (" x ".join(map(str, sizes)) for sizes in (shape, wanted))
+        raise SettingsError(
+            f"--use {dataset}={source}: its examples are {theirs}, but the network of "
+            f"{DATASETS[dataset]} takes {ours}; use data of that shape"
+        )
 
 
 def check_budget(budget: str) -> None:
@@ -324,7 +339,10 @@ def results_in(folder: Path, dataset: Dataset, with_stopping: bool) -> list[Resu
 
 def titles(missing: Mapping[Dataset, str]) -> list[str]:
     """A note for each data set that is not played."""
-    return [f"{DATASETS[name]} is not played: {why}" for name, why in missing.items()]
+    return [
+        f"{DATASETS[name]} is not played: {why.removesuffix('.')}."
+        for name, why in missing.items()
+    ]
 
 
 def stand_ins(sources: Mapping[str, str]) -> list[str]:

@@ -1,14 +1,15 @@
 """Reproduced tables as text, Markdown and JSON; and what each quirk explains."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -20,19 +21,46 @@ from fedspu.reproduce.quirks import Quirk, quirk
 from fedspu.reproduce.tables import PaperTable, Result, by_alpha
 
 
-def terminal(table: PaperTable) -> Group:
-    """A table for a terminal."""
+def terminal(table: PaperTable, width: int) -> Group:
+    """A table for a terminal; one that is too wide is turned, data set by data set."""
+    parts: list[RenderableType] = [_drawn(table)]
+    if table.columns[:2] == ("", "") and _width(parts[0]) > width:
+        parts = [line for part in _turned(table) for line in (_drawn(part), Text())]
+    notes = (Text(f"- {note}", style="dim") for note in table.notes)
+    return Group(Text(table.title, style="bold"), *parts, *notes, Text())
+
+
+def _drawn(table: PaperTable) -> Table:
     shown = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for i, title in enumerate(table.columns):
+        is_left = i == 0 or (i == 1 and not title)
         shown.add_column(
-            escape(title), justify="left" if i < 2 and not title else "right"
+            escape(title), justify="left" if is_left else "right", overflow="fold"
         )
     for row in table.rows:
         shown.add_row(*map(escape, row))
-    notes = (Text(f"- {note}", style="dim") for note in table.notes)
-    return Group(Text(table.title, style="bold"), shown, *notes, Text())
+    return shown
+
+
+def _width(shown: RenderableType) -> int:
+    """How wide it is where nothing is wrapped."""
+    console = Console(width=1000)
+    return Measurement.get(console, console.options, shown).maximum
+
+
+def _turned(table: PaperTable) -> Iterator[PaperTable]:
+    """One table for each data set, with a row for each method."""
+    groups: list[list[tuple[str, ...]]] = []
+    for row in table.rows:
+        if row[0] or not groups:
+            groups.append([])
+        groups[-1].append(row)
+    for rows in groups:
+        heads = (rows[0][0], *(row[1].replace(", ", "\n") for row in rows))
+        turned = zip(table.columns[2:], *(row[2:] for row in rows), strict=True)
+        yield PaperTable(table.title, heads, tuple(turned), ())
 
 
 def markdown(table: PaperTable) -> str:

@@ -201,7 +201,7 @@ def rounds_table(results: Sequence[Result], what_cut: str) -> PaperTable:
                 limits.add(at_most)
             rows.append(
                 (
-                    f"{title} (alpha = {alpha:g})",
+                    f"{title}, alpha {alpha:g}",
                     f"{played[alpha]:.0f} of {at_most}",
                     f"{TABLE_4[dataset][alpha]} of {ROUNDS}",
                     _shown(saved[alpha], lambda share: f"{share:.0f} %"),
@@ -215,15 +215,14 @@ def rounds_table(results: Sequence[Result], what_cut: str) -> PaperTable:
     ]
     return PaperTable(
         "Table 4: rounds of FedSPU with early stopping",
-        (
-            "",
-            "rounds, ours",
-            "rounds, paper",
-            f"saved of {ROUNDS}, ours",
-            f"saved of {ROUNDS}, paper",
-        ),
+        ("", "rounds, ours", "rounds, paper", "saved, ours", "saved, paper"),
         tuple(rows),
-        (what_cut, *cut, *NOTES["table4"]),
+        (
+            what_cut,
+            f"Saved: the share of the paper's {ROUNDS} rounds that is not played.",
+            *cut,
+            *NOTES["table4"],
+        ),
     )
 
 

@@ -269,6 +269,20 @@ def test_fewer_runs_at_once_mean_fewer_rounds(
     assert rounds == [33, 66, 66]
 
 
+def test_runs_of_other_requests_are_not_in_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [replace(result("fedspu", 0.1, 0.5), seed=seed) for seed in (0, 1, 2)]
+    there += [result("fedspu", 1.0, 0.5), result("hermes", 0.1, 0.5)]
+    monkeypatch.setattr(experiments, "compare", lambda *args, **more: None)
+    monkeypatch.setattr(experiments, "results_in", lambda *args: there)
+    series = Series("cifar10", False, ("fedspu",))
+    extent = Extent("10min", 500, (0.1,), (0,))
+    given: Any = {"cifar10": {}}
+    ((_, found),) = experiments.play([series], extent, given, tmp_path, None, None)
+    assert found == there[:1]
+
+
 def test_later_parts_are_counted_in_rounds_of_this_one(tmp_path: Path) -> None:
     planned = series_for(["table1", "table4"], ["emnist", "speech"], ["leak"])
     pace: dict[Dataset, float] = {"emnist": 2.0, "speech": 1.0}

@@ -32,6 +32,10 @@ PLANS = "plans.json"
 """In a folder of tables: what was asked for, and how much of it is played."""
 
 
+Run = tuple[str, float, int]
+"""Method, alpha, seed."""
+
+
 @dataclass(frozen=True)
 class Extent:
     """How much of the paper's experiments is played."""
@@ -52,7 +56,7 @@ class Extent:
         alphas = ", ".join(f"{a:g}" for a in self.alphas)
         return (
             f"Cut to fit {self.budget}: {self.rounds} of {ROUNDS} rounds, alpha "
-            f"{alphas} of 0.1, 0.5, 1, {seeds}. This is a first impression, not the "
+            f"{alphas} (of 0.1, 0.5, 1), {seeds}. This is a first impression, not the "
             "paper's experiment; --budget full plays all of it."
         )
 
@@ -290,9 +294,19 @@ def play(
             parallel=parallel,
             watcher=watcher,
         )
+        # Other requests may have more runs here.
+        wanted = _runs_of(series, extent)
         results = results_in(folder, series.dataset, series.with_stopping)
-        found.append((series, results))
+        found.append((series, [r for r in results if _run(r) in wanted]))
     return found
+
+
+def _run(result: Result) -> Run:
+    return result.method, result.alpha, result.seed
+
+
+def _runs_of(series: Series, extent: Extent) -> set[Run]:
+    return set(product(series.methods, extent.alphas, extent.seeds))
 
 
 def rounds_later(planned: Sequence[Series], extent: Extent, out: Path) -> float:
@@ -305,14 +319,13 @@ def rounds_later(planned: Sequence[Series], extent: Extent, out: Path) -> float:
     return wanted
 
 
-def _missing(series: Series, extent: Extent, out: Path) -> set[tuple[str, float, int]]:
-    """The runs that are not finished: method, alpha, seed."""
-    wanted = set(product(series.methods, extent.alphas, extent.seeds))
+def _missing(series: Series, extent: Extent, out: Path) -> set[Run]:
+    """The runs that are not finished."""
     folder = out / series.folder(extent.rounds)
     if not (folder / SWEEP).exists():
-        return wanted
+        return _runs_of(series, extent)
     finished = results_in(folder, series.dataset, series.with_stopping)
-    return wanted - {(r.method, r.alpha, r.seed) for r in finished}
+    return _runs_of(series, extent) - set(map(_run, finished))
 
 
 def results_in(folder: Path, dataset: Dataset, with_stopping: bool) -> list[Result]:

@@ -143,6 +143,9 @@ class Watcher:
     part = ""
     """Which part of something larger is played, in words; empty if there is none."""
 
+    later = 0.0
+    """How many rounds, as long as those of this part, the parts after it are like."""
+
     def plan(self, out: Path, runs: Sequence[Planned], what: str) -> None:
         """These runs are going to be played: ``what`` is comparison or tuning."""
 

@@ -96,7 +96,8 @@ def page(results: Sequence[Result]) -> str:
     """The whole page."""
     cut = (
         "CIFAR-10 is the paper's data; EMNIST is `femnist` and Google Speech is "
-        "`speech23`, with 200 rounds: there, only the order of methods may be compared."
+        "`speech23`, with 200 rounds: accuracies there are not to be compared with the "
+        "paper's."
     )
     whole, timed = complete(results), read_times()
     tables = [

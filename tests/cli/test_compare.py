@@ -138,6 +138,15 @@ def test_runs_of_different_settings_are_not_mixed(
         (["--tune", "train.lr=0.1"], "at least two values to choose from"),
         (["--tune", "data.alpha=0.1,1"], "cannot be picked for one method alone"),
         (["--tune", "train.lr=0.1,1", "--tune-rounds", "0"], "--tune-rounds 0: exp"),
+        (["--tune-rounds", "5"], "--tune-rounds 5: has no effect without --tune"),
+        (
+            ["--tune", "train.lr=.1,1", "--vary", "train.lr=.1,1"],
+            "train.lr is compared, by --vary, and --tune would change it",
+        ),
+        (
+            ["--methods", "fedspu@train.lr=1", "--vary", "train.lr=.1,1"],
+            "train.lr is set for this method, and it varies for all",
+        ),
         (
             ["--tune", "train.lr=0.1,1", "--set", "data.split=paper"],
             "validation examples are the test examples",

@@ -1,5 +1,6 @@
 """The paper's tables: printed numbers, our numbers, and what is said about both."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -7,14 +8,16 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from rich.console import Console
 
 import fedspu
-from fedspu.errors import DataError, SettingsError
+from fedspu.errors import DataError
 from fedspu.reproduce import experiments, printed
-from fedspu.reproduce.experiments import Extent, extent_for, series_for
+from fedspu.reproduce.claims import claims_table
+from fedspu.reproduce.experiments import Extent, Series, extent_for, series_for
 from fedspu.reproduce.printed import Dataset
 from fedspu.reproduce.quirks import leaking, local_head
-from fedspu.reproduce.report import markdown
+from fedspu.reproduce.report import markdown, terminal
 from fedspu.reproduce.tables import (
     Result,
     accuracy_table,
@@ -30,6 +33,7 @@ def result(method: str, alpha: float, score: float, **more: Any) -> Result:
         "bytes_down": 500 * 2**20,
         "bytes_up": 500 * 2**20,
         "train_cpu_seconds": 3600.0,
+        "stopped_clients": 0,
         "rounds_played": 100,
         **more,
     }
@@ -104,7 +108,58 @@ def test_times_may_come_from_other_runs() -> None:
 def test_rounds_are_shown_by_alpha() -> None:
     played = Result("cifar10", "fedspu", 0.5, 0, True, 500, {"rounds_played": 216})
     (row,) = rounds_table([played], "cut").rows
-    assert row == ("CIFAR10 (alpha = 0.5)", "216 of 500", "216 of 500", "57 %", "57 %")
+    assert row == ("CIFAR10, alpha 0.5", "216 of 500", "216 of 500", "57 %", "57 %")
+
+
+def test_rounds_that_are_saved_are_shares_of_the_paper_s() -> None:
+    ended, cut = (
+        Result("speech", "fedspu", alpha, 0, True, 200, {"rounds_played": rounds})
+        for alpha, rounds in ((0.1, 128), (0.5, 200))
+    )
+    table = rounds_table([ended, cut], "cut")
+    assert "the share of the paper's 500 rounds" in table.notes[1]
+    assert [row[1::2] for row in table.rows] == [
+        ("128 of 200", "74 %"),
+        ("200 of 200", "-"),
+    ]
+    assert any("at most 60 % of 500" in note for note in table.notes)
+    notes = rounds_table([ended], "cut").notes
+    assert not any("at most" in note for note in notes)
+
+
+def test_a_table_says_if_its_cells_have_unequal_numbers_of_seeds() -> None:
+    one = [result("fedspu", 0.1, 0.5), result("hermes", 0.1, 0.5)]
+    assert "seeds" not in " ".join(accuracy_table("table1", one, "cut").notes)
+    more = [*one, *(replace(one[0], seed=seed) for seed in (1, 2))]
+    notes = accuracy_table("table1", more, "cut").notes
+    assert notes[1].startswith("Cells are means over 1 to 3 seeds")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_nothing_of_a_table_is_cut_on_a_terminal(width: int) -> None:
+    hour = 12 * 3600.0
+    listed = [
+        replace(
+            result(method, 0.1, 0.5, train_cpu_seconds=seconds),
+            dataset=dataset,
+            with_stopping=stops,
+        )
+        for dataset in get_args(Dataset)
+        for method, seconds in zip(printed.METHODS, (hour, 59, 650), strict=False)
+        for stops in (False, True)
+    ]
+    for table in (
+        cost_table(listed, "cut"),
+        accuracy_table("table1", listed, "cut"),
+        rounds_table(listed, "cut"),
+        claims_table(listed, "cut"),
+    ):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(terminal(table, width))
+        shown = console.export_text()
+        assert "…" not in shown.replace("… at a price", "")
+        cells = " ".join(" ".join(row) for row in (table.columns, *table.rows))
+        assert [word for word in cells.split() if word.rstrip(",") not in shown] == []
 
 
 # What is played -----------------------------------------------------------------------
@@ -142,8 +197,101 @@ def test_a_budget_cuts_rounds_and_then_alphas_and_stays_as_it_was(
     assert ("Cut to fit 10min" in found.what_cut) is (rounds < 500)
     monkeypatch.setattr(experiments, "_seconds_per_round", lambda settings: 99.0)
     assert extent_for("10min", planned, given, tmp_path) == found
-    with pytest.raises(SettingsError, match="was begun with --budget 10min"):
-        extent_for("1h", planned, given, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("budget", "tables", "datasets", "faults", "source"),
+    [
+        ("1h", ["table1"], ["cifar10"], [], {}),
+        ("10min", ["table4"], ["cifar10"], [], {}),
+        ("10min", ["table1"], ["cifar10", "speech"], [], {}),
+        ("10min", ["table1"], ["cifar10"], ["leak"], {}),
+        ("10min", ["table1"], ["cifar10"], [], {"data.name": "arrays:mine.npz"}),
+    ],
+)
+def test_another_request_in_the_same_folder_is_measured_anew(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: str,
+    tables: list[str],
+    datasets: list[Dataset],
+    faults: list[str],
+    source: dict[str, Any],
+) -> None:
+    measured: list[float] = []
+
+    def measure(settings: Any) -> float:
+        measured.append(1.0)
+        return 1.0
+
+    monkeypatch.setattr(experiments, "_seconds_per_round", measure)
+    said: list[str] = []
+
+    def ask(budget: str, planned: list[Series], given: Any) -> Extent:
+        return extent_for(budget, planned, given, tmp_path, say=said.append)
+
+    planned = series_for(["table1"], ["cifar10"])
+    others = series_for(tables, datasets, faults)
+    given = dict.fromkeys(datasets, source)
+    extents = ask("10min", planned, {"cifar10": {}}), ask(budget, others, given)
+    assert len(measured) == 1 + len(datasets)
+    assert said == ["measuring how long a round takes here …"] * 2
+    # Both are known from now on.
+    again = ask("10min", planned, {"cifar10": {}}), ask(budget, others, given)
+    assert again == extents
+    assert len(measured) == 1 + len(datasets)
+    assert len(said) == 2
+
+
+def test_runs_of_other_numbers_of_rounds_are_in_other_folders() -> None:
+    (plain,) = series_for(["table1"], ["cifar10"])
+    (stopping,) = series_for(["table4"], ["cifar10"])
+    (fault,) = series_for([], ["cifar10"], ["leak"])
+    assert plain.folder(66) == "cifar10-66-rounds"
+    assert [s.folder(500) for s in (plain, stopping, fault)] == [
+        "cifar10",
+        "cifar10-early-stopping",
+        "cifar10-quirk-leak",
+    ]
+
+
+def test_fewer_runs_at_once_mean_fewer_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "_seconds_per_round", lambda settings: 1.0)
+    monkeypatch.setattr(experiments, "num_cores", lambda: 2)
+    planned = series_for(["table1"], ["cifar10"])
+    given: Any = {"cifar10": {}}
+    rounds = [
+        extent_for("10min", planned, given, tmp_path / str(parallel), parallel).rounds
+        for parallel in (1, 2, 8)
+    ]
+    assert rounds == [33, 66, 66]
+
+
+def test_runs_of_other_requests_are_not_in_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [replace(result("fedspu", 0.1, 0.5), seed=seed) for seed in (0, 1, 2)]
+    there += [result("fedspu", 1.0, 0.5), result("hermes", 0.1, 0.5)]
+    monkeypatch.setattr(experiments, "compare", lambda *args, **more: None)
+    monkeypatch.setattr(experiments, "results_in", lambda *args: there)
+    series = Series("cifar10", False, ("fedspu",))
+    extent = Extent("10min", 500, (0.1,), (0,))
+    given: Any = {"cifar10": {}}
+    ((_, found),) = experiments.play([series], extent, given, tmp_path, None, None)
+    assert found == there[:1]
+
+
+def test_later_parts_are_counted_in_rounds_of_this_one(tmp_path: Path) -> None:
+    planned = series_for(["table1", "table4"], ["emnist", "speech"], ["leak"])
+    pace: dict[Dataset, float] = {"emnist": 2.0, "speech": 1.0}
+    extent = Extent("10min", 10, (0.1, 0.5), (0,), pace)
+    # Each method has two alphas of ten rounds; a round of Speech is half as long.
+    runs = {"emnist": 1 + 2, "speech": 6 + 1 + 2}  # early stopping and the leak last
+    expected = 20 * (runs["emnist"] + runs["speech"] / 2)
+    assert experiments.rounds_later(planned, extent, tmp_path) == expected
+    assert experiments.rounds_later(planned[-1:], extent, tmp_path) == 0
 
 
 def test_the_full_budget_is_the_paper_s_with_three_seeds(tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ def test_axes_that_are_none_are_refused(axes: dict[str, list[str]], says: str) -
         make_sweep(["fedspu"], [0], axes)
 
 
+@pytest.mark.parametrize("name", ["train.lr", "early_stopping.on", "early_stopping"])
+def test_what_is_set_for_one_method_cannot_vary_for_all(name: str) -> None:
+    """Else a case would be called by a value that it was not played with."""
+    own = "fedspu@early_stopping.on=true@train.lr=0.1"
+    with pytest.raises(SettingsError, match=rf"^{own}: {name}.* and it varies for all"):
+        make_sweep(["local", own], [0], {name: [1, 2]})
+
+
 @pytest.mark.parametrize("seeds", [["1"], [1.5], [True]])
 def test_a_seed_is_a_whole_number(seeds: list[int]) -> None:
     with pytest.raises(SettingsError, match="seeds: expected whole numbers"):

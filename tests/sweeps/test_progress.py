@@ -22,6 +22,7 @@ from fedspu.sweeps.progress import (
     State,
     Watched,
 )
+from fedspu.units import duration
 
 
 def run(
@@ -296,6 +297,18 @@ def test_a_part_of_something_larger_is_named(
     assert headline(found) == "1 of 1 runs finished"
     part = "CIFAR10 with early stopping (part 2 of 6)"
     assert headline(found, part) == f"{part}, 1 of 1 runs finished"
+
+
+def test_the_time_left_is_for_all_parts_of_something_larger() -> None:
+    # 2 s a round, two at once: 6 rounds here, and as many as 60 more later.
+    found = Progress([run("playing", 4, 8.0), run("waiting", 0)], 2)
+    assert found.seconds_left is not None
+    alone = headline(found, "EMNIST (part 1 of 6)")
+    assert f"about {duration(found.seconds_left)} left" in alone
+    assert "this part" not in alone
+    whole = headline(found, "EMNIST (part 1 of 6)", 60)
+    assert f"about {duration(found.seconds_left + 60)} left (until" in whole
+    assert whole.endswith(f"), {duration(found.seconds_left)} for this part")
 
 
 @pytest.mark.parametrize(("metric", "said"), [("accuracy", "28.8 %"), ("mae", "0.288")])

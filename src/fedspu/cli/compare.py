@@ -62,8 +62,8 @@ def compare(
         ),
     ] = None,
     tune_rounds: Annotated[
-        int, typer.Option(help="Rounds of each run of --tune.")
-    ] = 50,
+        int | None, typer.Option(help="Rounds of each run of --tune.  [default: 50]")
+    ] = None,
     parallel: Annotated[
         int | None,
         typer.Option(
@@ -107,6 +107,13 @@ def compare(
 
     refuse_single_run(out)
     refuse_played(out)
+    if tune_rounds is None:
+        tune_rounds = 50
+    elif not sweep["tune"]:
+        raise SettingsError(
+            f"--tune-rounds {tune_rounds}: has no effect without --tune, like --tune "
+            "train.lr=0.01,0.1"
+        )
     # Wrong settings are refused before PyTorch is imported.
     first = {name: values[0] for name, values in sweep["vary"].items()}
     for method in sweep.get("methods", ["fedspu"]):

@@ -1,5 +1,6 @@
 """``fedspu reproduce``: the paper's tables, ours beside the printed values."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,8 @@ from rich.console import Console
 
 from fedspu.cli.console import INTERRUPTED, complain
 from fedspu.cli.results import for_programs, print_text
-from fedspu.errors import SettingsError
+from fedspu.errors import SettingsError, StorageError
+from fedspu.federation.storage.finding import refuse_single_run
 
 WHAT = ("table1", "table2", "table3", "table4", "memory", "all")
 QUIRKS = ("leak", "head", "rates")
@@ -80,8 +82,15 @@ def reproduce(
     quirks = (
         _listed(released_quirks, "--released-quirks", QUIRKS) if released_quirks else []
     )
+    if quirks and tables == ["memory"]:
+        raise SettingsError(
+            "--released-quirks: they have no effect on memory; leave them out"
+        )
     sources = _sources(use or [], chosen)
+    if parallel is not None and parallel < 1:
+        raise SettingsError(f"--parallel {parallel}: expected at least 1")
     folder = out or Path(f"runs/reproduce-{budget}")
+    _check_folder(folder)
 
     from fedspu.reports.profile import progress
     from fedspu.reproduce import report
@@ -92,7 +101,7 @@ def reproduce(
     results: list[Any] = []
     try:
         with SweepDisplay(is_quiet=form != "table") as display:
-            if tables != ["memory"] or quirks:
+            if tables != ["memory"]:
                 made, results = _played(
                     *(tables, chosen, sources, data_dir, budget),
                     *(quirks, folder, parallel, display),
@@ -112,9 +121,10 @@ def reproduce(
     elif form == "md":
         print_text("\n".join(map(report.markdown, made.values())))
     else:
-        width = None if sys.stdout.isatty() else 100
+        # A pipe has no width.
+        console = Console(width=None if sys.stdout.isatty() else 80)
         for table in made.values():
-            Console(width=width).print(report.terminal(table))
+            console.print(report.terminal(table, console.width))
         typer.echo(f"Runs, tables as md, and results.json: {folder}")
 
 
@@ -142,11 +152,11 @@ def _played(
             settings["data.dir"] = data_dir.absolute()
     found, missing = ex.available(given)
     given = {name: given[name] for name in found}
-    planned = ex.series_for(tables, found)
+    planned = ex.series_for(tables, found, quirks)
     with progress() as say:
-        say("measuring how long a round takes here …")
-        extent = ex.extent_for(budget, planned, given, folder)
-    results = ex.play(planned, extent, given, folder, parallel, display)
+        extent = ex.extent_for(budget, planned, given, folder, parallel, say)
+    played = ex.play(planned, extent, given, folder, parallel, display)
+    results = [r for series, rs in played if not series.fault for r in rs]
     cut = " ".join([extent.what_cut, *ex.titles(missing), *ex.stand_ins(sources)])
     make = {
         "table1": lambda: tb.accuracy_table("table1", results, cut),
@@ -158,9 +168,8 @@ def _played(
     if set(make) <= set(tables):
         made["claims"] = claims_table(results, cut)
     if quirks:
-        made["quirks"] = report.play_quirks(
-            quirks, extent, given, folder, parallel, display
-        )
+        of_faults = [(series, rs) for series, rs in played if series.fault]
+        made["quirks"] = report.quirks_table(of_faults, cut)
     return made, results
 
 
@@ -169,7 +178,21 @@ def _listed(text: str, flag: str, known: tuple[str, ...]) -> list[str]:
     for part in found:
         if part not in known:
             raise SettingsError(f"{flag} {part}: expected one of {', '.join(known)}")
-    return list(dict.fromkeys(found))
+        if found.count(part) > 1:
+            raise SettingsError(f"{flag}: {part} is given twice; leave one out")
+    return found
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a place where no folder can be, before anything is measured."""
+    refuse_single_run(path)
+    there = next(
+        place for place in (path, *path.absolute().parents) if os.path.lexists(place)
+    )
+    if not there.is_dir():
+        raise StorageError(f"{there} is no folder; choose another --out")
+    if not os.access(there, os.W_OK):
+        raise StorageError(f"{there} cannot be written to; choose another --out")
 
 
 def _sources(use: list[str], chosen: list[str]) -> dict[str, str]:

@@ -16,7 +16,13 @@ from fedspu.reproduce.printed import (
     TABLE_2,
     Dataset,
 )
-from fedspu.reproduce.tables import PaperTable, Result, by_alpha
+from fedspu.reproduce.tables import (
+    PaperTable,
+    Result,
+    by_alpha,
+    is_cut,
+    saved_rounds,
+)
 
 GAIN, GAIN_WITH_STOPPING = 4.45, 5.11
 """Points that FedSPU is above the best rival, on average, by the paper."""
@@ -26,6 +32,12 @@ SAVED = (25, 71)
 
 SLOWER = 1.11
 """FedSPU takes less than this times the fastest rival's time, by the paper."""
+
+NOISE = 0.2
+"""A ratio of two times, of one run each, is read to plus or minus this."""
+
+FEWEST_SECONDS = 1.0
+"""CPU time of less than this decides nothing."""
 
 NOT_PLAYED = ("not played", "-")
 
@@ -38,6 +50,13 @@ class Gap:
     alpha: float
     other: str
     by_seed: dict[int, float]
+
+    @property
+    def includes_zero(self) -> bool:
+        """Whether its interval includes 0; not if it has none."""
+        values = list(self.by_seed.values())
+        half = half_interval(values)
+        return half is not None and abs(mean(values)) <= half
 
     def __str__(self) -> str:
         return shown(list(self.by_seed.values()))
@@ -77,10 +96,14 @@ def claims_table(
             what_cut,
             "± is the 95 % interval over seeds, which are paired: runs of one seed "
             "have the same clients, splits and cohorts. One seed gives no interval, "
-            "so it decides nothing.",
+            "so it decides nothing about accuracy or price.",
             "The best rival is chosen for each data set and alpha by the accuracy that "
             "is then compared, on the seeds that all rivals have. Where these are all "
             "seeds, that favours the rivals a little.",
+            f"Rounds saved are shares of the paper's {ROUNDS}, compared case by case, "
+            "also with one seed.",
+            f"Times are of one seed: their ratios are read to ± {NOISE:g}, and less "
+            "than a second of CPU time decides nothing.",
         ),
     )
 
@@ -144,6 +167,9 @@ def _gain(
         f"{shown(values)} ({len(gaps)} of 9 cases, {data} of 3 data sets, "
         f"{len(values)} seed{'s' * (len(values) > 1)})"
     )
+    if unclear := sum(gap.includes_zero for gap in gaps):
+        ours += f"; by {'itself' if unclear == 1 else 'themselves'}, {unclear} of the "
+        ours += f"{len(gaps)} cannot be told from 0"
     if half is None:
         return ours, "not decided: one seed"
     low, high = mean(values) - half, mean(values) + half
@@ -186,58 +212,90 @@ def _rounds(results: Sequence[Result]) -> tuple[str, str]:
 
     Nobody knows when a run would have ended that reached a lower limit than these.
     """
-    saved: dict[tuple[Dataset, float], float] = {}
-    cut: set[tuple[Dataset, float]] = set()
-    for dataset, found in _of_fedspu(results, True):
-        cut |= {(dataset, r.alpha) for r in found if _is_cut(r)}
-        whole = [r for r in found if (dataset, r.alpha) not in cut]
-        shares = by_alpha(
-            whole, lambda r: 100 * (1 - r.summary["rounds_played"] / ROUNDS)
-        )
-        saved |= {(dataset, alpha): share for alpha, share in shares.items()}
-    left = f"{len(cut)} still played at their limit" if cut else ""
+    saved: list[float] = []
+    at_most: list[float] = []  # of cases that still played at their limit
+    for _, found in _of_fedspu(results, True):
+        for alpha, share in saved_rounds(found).items():
+            if share is None:
+                limit = min(r.rounds for r in found if r.alpha == alpha and is_cut(r))
+                at_most.append(100 * (1 - limit / ROUNDS))
+            else:
+                saved.append(share)
+    left = f"{len(at_most)} still played at their limit" if at_most else ""
     if not saved:
-        return (left, f"not decided: fewer than {ROUNDS} rounds") if cut else NOT_PLAYED
-    least, most = min(saved.values()), max(saved.values())
+        why = f"not decided: fewer than {ROUNDS} rounds"
+        return (left, why) if at_most else NOT_PLAYED
     cases = f"{len(saved)} of 9 cases" + (f"; {left}" if left else "")
-    ours = f"{least:.0f} to {most:.0f} % ({cases})"
-    outside = sum(not SAVED[0] - 1 <= s <= SAVED[1] + 1 for s in saved.values())
-    if outside:
-        return ours, f"refuted: {outside} of {len(saved)} cases are outside"
-    return ours, "confirmed"
+    ours = f"{min(saved):.0f} to {max(saved):.0f} % ({cases})"
+    return ours, _verdict_on_rounds(saved, at_most)
 
 
-def _is_cut(result: Result) -> bool:
-    """Whether a run was still going on at a limit that is lower than the paper's."""
-    return result.rounds < ROUNDS and result.summary["rounds_played"] >= result.rounds
+def _verdict_on_rounds(saved: Sequence[float], at_most: Sequence[float]) -> str:
+    outside = {
+        "more": sum(share > SAVED[1] + 1 for share in saved),
+        "less": sum(share < SAVED[0] - 1 for share in saved),
+    }
+    where = " and ".join(f"{word} in {n}" for word, n in outside.items() if n)
+    verdict = f"refuted: it saves {where} of {len(saved)} cases"
+    if not where:
+        number = f"{len(saved)} case{'s' * (len(saved) > 1)}"
+        verdict = f"confirmed in {number}" if at_most else "confirmed"
+    if at_most:
+        verdict += f" that ended; the others save at most {max(at_most):.0f} %"
+        if max(at_most) >= SAVED[0]:
+            verdict += " and may be inside"
+    return verdict
 
 
 def _price(results: Sequence[Result]) -> tuple[str, str]:
-    """What early stopping costs FedSPU, in points of accuracy."""
-    scores: dict[bool, dict[tuple[Dataset, float, int], float]] = {True: {}, False: {}}
-    for es, by_case in scores.items():
-        for dataset, found in _of_fedspu(results, es):
-            for r in found:
-                score = 100 * r.summary["personal_accuracy"]
-                by_case[dataset, r.alpha, r.seed] = score
-    both = [case for case in scores[True] if case in scores[False]]
-    if not both:
+    """What early stopping costs FedSPU, in points of accuracy, for each data set."""
+    plain = {
+        (dataset, r.alpha, r.seed): 100 * r.summary["personal_accuracy"]
+        for dataset, found in _of_fedspu(results, False)
+        for r in found
+    }
+    ours = []
+    data_by_verdict: dict[str, list[str]] = {}
+    for dataset, found in _of_fedspu(results, True):
+        prices: dict[float, dict[int, float]] = {}
+        for r in found:
+            without = plain.get((dataset, r.alpha, r.seed))
+            if without is not None:
+                price = 100 * r.summary["personal_accuracy"] - without
+                prices.setdefault(r.alpha, {})[r.seed] = price
+        if not prices:
+            continue
+        values = _mean_by_seed(
+            [Gap(dataset, alpha, "fedspu", each) for alpha, each in prices.items()]
+        )
+        printed = TABLE_2[dataset]["fedspu"][0] - TABLE_1[dataset]["fedspu"][0]
+        ours.append(f"{DATASETS[dataset]} {shown(values)} ({printed:+.1f})")
+        has_stopped = any(r.summary["stopped_clients"] for r in found)
+        verdict = _verdict_on_price(values, printed, has_stopped)
+        data_by_verdict.setdefault(verdict, []).append(DATASETS[dataset])
+    if not ours:
         return NOT_PLAYED
-    by_data: dict[Dataset, list[float]] = {}
-    for case in both:
-        by_data.setdefault(case[0], []).append(scores[True][case] - scores[False][case])
-    ours = ", ".join(
-        f"{DATASETS[dataset]} {mean(each):+.1f} "
-        f"({TABLE_2[dataset]['fedspu'][0] - TABLE_1[dataset]['fedspu'][0]:+.1f})"
-        for dataset, each in by_data.items()
+    text = f"{', '.join(ours)}; printed in brackets"
+    if len(data_by_verdict) == 1:
+        return text, next(iter(data_by_verdict))
+    return text, "; ".join(
+        f"{verdict} ({', '.join(names)})" for verdict, names in data_by_verdict.items()
     )
-    printed = [TABLE_2[d]["fedspu"][0] - TABLE_1[d]["fedspu"][0] for d in by_data]
-    price = mean(mean(each) for each in by_data.values())
-    costs_less = price > mean(printed)
-    return (
-        f"{ours}; printed in brackets",
-        "it costs less" if costs_less else "it costs more",
-    )
+
+
+def _verdict_on_price(
+    values: Sequence[float], printed: float, has_stopped: bool
+) -> str:
+    if not has_stopped:
+        return "not decided: no client stopped"
+    half = half_interval(values)
+    if half is None:
+        return "not decided: one seed"
+    if mean(values) - half > printed:
+        return "it costs less than printed"
+    if mean(values) + half < printed:
+        return "it costs more than printed"
+    return "cannot be told from what is printed"
 
 
 # Time ---------------------------------------------------------------------------------
@@ -246,6 +304,7 @@ def _price(results: Sequence[Result]) -> tuple[str, str]:
 def _time(results: Sequence[Result]) -> tuple[str, str]:
     """CPU time of training against the fastest rival, for the alphas that all have."""
     ratios: dict[Dataset, float] = {}
+    least = FEWEST_SECONDS
     for dataset in get_args(Dataset):
         seconds = {}
         for method in METHODS:
@@ -261,9 +320,14 @@ def _time(results: Sequence[Result]) -> tuple[str, str]:
             sums = {m: sum(each[a] for a in common) for m, each in seconds.items()}
             rivals = [s for method, s in sums.items() if method != "fedspu"]
             ratios[dataset] = sums["fedspu"] / min(rivals)
+            least = min(least, *rivals)
     if not ratios:
         return NOT_PLAYED
     ours = ", ".join(f"{DATASETS[d]} {ratio:.2f}" for d, ratio in ratios.items())
-    if max(ratios.values()) < SLOWER:
+    if least < FEWEST_SECONDS:
+        return ours, "not decided: less than a second of CPU time was measured"
+    if slower := sum(ratio - NOISE >= SLOWER for ratio in ratios.values()):
+        return ours, f"refuted on {slower} of {len(ratios)} data sets"
+    if all(ratio + NOISE < SLOWER for ratio in ratios.values()):
         return ours, "confirmed"
-    return ours, "refuted: freezing costs more than dropping"
+    return ours, f"not decided: within {NOISE:g} of {SLOWER:g}"

@@ -1,40 +1,66 @@
 """Reproduced tables as text, Markdown and JSON; and what each quirk explains."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from fedspu.errors import StorageError
 from fedspu.files import write_whole
-from fedspu.reproduce.experiments import Extent, results_in
+from fedspu.reproduce.experiments import Series
 from fedspu.reproduce.printed import DATASETS, Dataset
 from fedspu.reproduce.quirks import Quirk, quirk
 from fedspu.reproduce.tables import PaperTable, Result, by_alpha
-from fedspu.sweeps.compare import Watcher, compare
 
 
-def terminal(table: PaperTable) -> Group:
-    """A table for a terminal."""
+def terminal(table: PaperTable, width: int) -> Group:
+    """A table for a terminal; one that is too wide is turned, data set by data set."""
+    parts: list[RenderableType] = [_drawn(table)]
+    if table.columns[:2] == ("", "") and _width(parts[0]) > width:
+        parts = [line for part in _turned(table) for line in (_drawn(part), Text())]
+    notes = (Text(f"- {note}", style="dim") for note in table.notes)
+    return Group(Text(table.title, style="bold"), *parts, *notes, Text())
+
+
+def _drawn(table: PaperTable) -> Table:
     shown = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for i, title in enumerate(table.columns):
+        is_left = i == 0 or (i == 1 and not title)
         shown.add_column(
-            escape(title), justify="left" if i < 2 and not title else "right"
+            escape(title), justify="left" if is_left else "right", overflow="fold"
         )
     for row in table.rows:
         shown.add_row(*map(escape, row))
-    notes = (Text(f"- {note}", style="dim") for note in table.notes)
-    return Group(Text(table.title, style="bold"), shown, *notes, Text())
+    return shown
+
+
+def _width(shown: RenderableType) -> int:
+    """How wide it is where nothing is wrapped."""
+    console = Console(width=1000)
+    return Measurement.get(console, console.options, shown).maximum
+
+
+def _turned(table: PaperTable) -> Iterator[PaperTable]:
+    """One table for each data set, with a row for each method."""
+    groups: list[list[tuple[str, ...]]] = []
+    for row in table.rows:
+        if row[0] or not groups:
+            groups.append([])
+        groups[-1].append(row)
+    for rows in groups:
+        heads = (rows[0][0], *(row[1].replace(", ", "\n") for row in rows))
+        turned = zip(table.columns[2:], *(row[2:] for row in rows), strict=True)
+        yield PaperTable(table.title, heads, tuple(turned), ())
 
 
 def markdown(table: PaperTable) -> str:
@@ -65,38 +91,19 @@ def write(
 # Quirks -------------------------------------------------------------------------------
 
 
-def play_quirks(
-    names: Sequence[str],
-    extent: Extent,
-    given: Mapping[Dataset, dict[str, Any]],
-    out: Path,
-    parallel: int | None,
-    watcher: Watcher | None,
+def quirks_table(
+    played: Sequence[tuple[Series, list[Result]]], what_cut: str
 ) -> PaperTable:
-    """Play FedSPU with and without each fault of the released code."""
-    rows = []
-    for dataset, settings in given.items():
-        for name in names:
-            fault = quirk(name, dataset)
-            folder = out / f"{dataset}-quirk-{name}"
-            if watcher is not None:
-                watcher.part = f"{DATASETS[dataset]}, {fault.title}"
-            compare(
-                [*fault.without_it, *fault.with_it],
-                {**settings, **fault.settings, "rounds": extent.rounds},
-                out=folder,
-                seeds=list(extent.seeds),
-                vary={"data.alpha": list(extent.alphas)},
-                parallel=parallel,
-                watcher=watcher,
-            )
-            rows.append(_quirk_row(dataset, fault, results_in(folder, dataset, False)))
+    """FedSPU with and without each fault of the released code."""
     return PaperTable(
         "Faults of the released code: what each explains",
         ("", "", "without", "with", "difference"),
-        tuple(rows),
+        tuple(
+            _quirk_row(series.dataset, quirk(series.fault, series.dataset), results)
+            for series, results in played
+        ),
         (
-            extent.what_cut,
+            what_cut,
             "Accuracy of FedSPU in %, mean over alphas; for learning rates, how far "
             "FedSPU is above the best rival.",
         ),

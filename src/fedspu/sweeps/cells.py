@@ -133,6 +133,14 @@ def make_sweep(
                 f"methods: expected names, like fedspu; got {method!r}; "
                 "`fedspu methods` lists them"
             )
+        both = method_settings(method).keys() & {
+            SHORT_FORMS.get(name, name) for name in axes
+        }
+        if both:
+            raise SettingsError(
+                f"{method}: {sorted(both)[0]} is set for this method, and it varies "
+                "for all; leave one of the two out"
+            )
     for seed in seeds:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise SettingsError(f"seeds: expected whole numbers, got {seed!r}")

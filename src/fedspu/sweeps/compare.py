@@ -29,7 +29,15 @@ from fedspu.sweeps.progress import (
     write_plan,
 )
 from fedspu.sweeps.report import REPORT, Given, facts_of, refusing_damaged
-from fedspu.sweeps.saved import COSTS, Found, by_case, find, read_costs, title_of
+from fedspu.sweeps.saved import (
+    COSTS,
+    Found,
+    by_case,
+    find,
+    read_costs,
+    refuse_other_settings,
+    title_of,
+)
 from fedspu.sweeps.step_costs import StepCosts
 from fedspu.sweeps.tuning import FOLDER, Pick, Search, describe, pick
 from fedspu.tasks.task import Task
@@ -136,6 +144,9 @@ class Watcher:
     part = ""
     """Which part of something larger is played, in words; empty if there is none."""
 
+    later = 0.0
+    """How many rounds, as long as those of this part, the parts after it are like."""
+
     def plan(self, out: Path, runs: Sequence[Planned], what: str) -> None:
         """These runs are going to be played: ``what`` is comparison or tuning."""
 
@@ -189,6 +200,7 @@ def compare(
         search = Search({n: tuple(v) for n, v in tune.items()}, _rounds(tune_rounds))
     runs = house.plan(list(sweep.cells()))  # all are checked before the first is played
     refuse_other_data(out, runs)
+    refuse_other_settings(out, runs)
     with alone_in(out):
         return _play(house, sweep, search, runs, Given(data, task, is_trusted=True))
 

@@ -77,7 +77,7 @@ class SweepDisplay(Watcher):
             )
             self._live.start(refresh=True)
         else:
-            self._say(headline(self._following.read(), self._what))
+            self._say(headline(self._following.read(), self._what, self.later))
 
     def begin(self, run: Planned) -> None:
         """A run is being prepared: there is no sign of it in the folder yet."""
@@ -91,7 +91,7 @@ class SweepDisplay(Watcher):
         became = "done" if why is None else f"failed: {why}"
         found = self._following.read()
         name = title(run.cell, [one.run.cell for one in found.runs])
-        self._say(f"{name}: {became}; {headline(found, self._what)}")
+        self._say(f"{name}: {became}; {headline(found, self._what, self.later)}")
 
     def finish(self, what: str) -> None:
         """Say what is done once all runs have ended."""
@@ -103,7 +103,7 @@ class SweepDisplay(Watcher):
     def _shown(self) -> RenderableType:
         assert self._following is not None
         with suppress(StorageError):  # it is being removed; playing will say more
-            self._last = picture(self._following.read(), self._what)
+            self._last = picture(self._following.read(), self._what, self.later)
         return self._last
 
     @staticmethod
@@ -111,10 +111,11 @@ class SweepDisplay(Watcher):
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # this is the display
 
 
-def headline(found: Progress, what: str = "") -> str:
+def headline(found: Progress, what: str = "", later: float = 0.0) -> str:
     """How far it is, in a line: ``run 7 of 24, 2 at once, about 13:20 min left``.
 
-    ``what`` is played comes first, if it is not simply a comparison.
+    ``what`` is played comes first, if it is not simply a comparison. ``later``: so many
+    rounds more take all parts after this one.
     """
     done, failed = found.count("finished"), found.count("failed")
     playing, number = found.count("playing"), len(found.runs)
@@ -136,10 +137,19 @@ def headline(found: Progress, what: str = "") -> str:
             parts.append("time left: known after some rounds")
         else:
             most = "at most" if found.is_most else "about"
-            until = time.strftime("%H:%M", time.localtime(time.time() + left))
+            total = left + later * _seconds_per_round(found)
+            until = time.strftime("%H:%M", time.localtime(time.time() + total))
             end = " in all" if found.later else ""
-            parts.append(f"{most} {duration(left)} left{end} (until {until})")
+            here = f", {duration(left)} for this part" if later else ""
+            parts.append(f"{most} {duration(total)} left{end} (until {until}){here}")
     return ", ".join(parts)
+
+
+def _seconds_per_round(found: Progress) -> float:
+    """What a round of these runs took so far, with so many at once."""
+    rounds = sum(run.round for run in found.runs)
+    seconds = sum(run.seconds for run in found.runs)
+    return seconds / max(1, rounds) / max(1, found.parallel)
 
 
 def is_dead(found: Progress) -> bool:
@@ -147,7 +157,7 @@ def is_dead(found: Progress) -> bool:
     return not found.is_played and (found.is_tuning or not found.is_over)
 
 
-def picture(found: Progress, what: str = "") -> RenderableType:
+def picture(found: Progress, what: str = "", later: float = 0.0) -> RenderableType:
     """The headline, and a bar for each run that is being played."""
     table = Table.grid(padding=(0, 1))
     table.add_column(overflow="ellipsis", no_wrap=True, max_width=34)
@@ -158,7 +168,7 @@ def picture(found: Progress, what: str = "") -> RenderableType:
     for run in found.runs:
         if run.state == "playing":
             table.add_row(title(run.run.cell, cells), *_row(run))
-    return Group(Text(headline(found, what)), table)
+    return Group(Text(headline(found, what, later)), table)
 
 
 def _row(run: RunProgress) -> tuple[RenderableType, ...]:

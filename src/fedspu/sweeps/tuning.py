@@ -59,10 +59,12 @@ class Search:
     def choices_for(self, cell: Cell) -> Iterator[tuple[tuple[str, Any], ...]]:
         """The combinations for a method; refuses to tune what the user has set."""
         own = method_settings(cell.method).keys() & self.grid.keys()
-        if own:
+        varies = dict(cell.case).keys() & self.grid.keys()
+        if own or varies:
+            what = "is set for this method" if own else "is compared, by --vary"
             raise SettingsError(
-                f"{cell.method}: {sorted(own)[0]} is set for this method, and --tune "
-                "would change it; leave one of the two out"
+                f"{cell.method}: {sorted(own or varies)[0]} {what}, and --tune would "
+                "change it; leave one of the two out"
             )
         yield from self.choices()
 

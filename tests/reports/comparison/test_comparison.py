@@ -97,6 +97,30 @@ def test_runs_without_a_common_seed_have_a_gap_without_an_interval() -> None:
     assert gap.estimate.num == 0
 
 
+def test_methods_with_fewer_seeds_are_named_and_the_best_is_of_common_seeds() -> None:
+    """A method's other seeds may be luckier ones."""
+    case = a_case({"a": [0.6, 0.2, 0.2], "b": [0.5]})
+    assert case.best.method == "a"
+    assert heading(case) == "digits, alpha 0.1, 1 to 3 seeds"
+    assert "not all methods have 3 seeds: b (1)." in " ".join(notes([case]))
+    whole = a_case({"a": [0.6, 0.2, 0.2], "b": [0.5, 0.4, 0.4]})
+    assert whole.best.method == "b"
+    assert heading(whole) == "digits, alpha 0.1, 3 seeds"
+    assert "not all methods" not in " ".join(notes([whole]))
+
+
+@pytest.mark.parametrize("name", ["fedspu@train.lr=0.05", "fedspu@train.lr=0.0123456"])
+def test_a_name_is_never_broken_so_that_it_reads_as_another(name: str) -> None:
+    scores = {f"0.{i}": 0.5 for i in range(2, 10)}
+    runs = [
+        a_run(method, 0, 0.5, personal_accuracy_by_capacity=scores)
+        for method in ("fedspu", name)
+    ]
+    text = plain([make_case({"data.alpha": 0.1}, runs)])
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("train.lr=") == text.count(name.partition("@")[2]) == 3
+
+
 def test_the_lowest_is_best_where_lower_is_better() -> None:
     assert a_case({"a": [0.5], "b": [0.4]}, higher=False).best.method == "b"
 

@@ -63,7 +63,9 @@ def check_free(path: Path) -> None:
 
 
 def refuse_single_run(path: Path) -> None:
-    """Refuse the folder of a run for a whole comparison."""
+    """Refuse the folder of a run for a whole comparison, and what is no folder."""
+    if path.exists() and not path.is_dir():
+        raise StorageError(f"{path} is no folder; choose another --out")
     if saved_rounds(path):
         raise StorageError(
             f"{path} is the folder of a single run; choose another --out"

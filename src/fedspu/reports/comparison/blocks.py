@@ -53,7 +53,9 @@ def heading(case: Case) -> str:
         for name, v in case.settings.items()
         if name != "data.name"
     )
-    seeds = f"{case.num_seeds} seed{'s' * (case.num_seeds > 1)}"
+    seeds = f"{case.most_seeds} seed{'s' * (case.most_seeds > 1)}"
+    if case.num_seeds < case.most_seeds:
+        seeds = f"{case.num_seeds} to {seeds}"
     return (
         f"{case.dataset}, {varying}, {seeds}" if varying else f"{case.dataset}, {seeds}"
     )
@@ -154,6 +156,7 @@ def notes(cases: Sequence[Case]) -> list[str]:
         found.append(
             "One seed gives no interval: it cannot tell methods apart from chance."
         )
+    found += _few_seeds(cases)
     if any(row.gap and row.gap.is_clear is False for row in rows):
         found.append(
             f"{SAME}: not distinguishable from the best; the interval of the "
@@ -181,6 +184,22 @@ def notes(cases: Sequence[Case]) -> list[str]:
             "neurons, and needs the memory of p = 1."
         )
     return found
+
+
+def _few_seeds(cases: Sequence[Case]) -> Iterator[str]:
+    """Says which methods have fewer seeds than others beside them."""
+    for case in cases:
+        few = [
+            f"{row.method} ({len(row.seeds)})"
+            for row in case.rows
+            if len(row.seeds) < case.most_seeds
+        ]
+        if few:
+            yield (
+                f"{heading(case)}: not all methods have {case.most_seeds} seeds: "
+                f"{', '.join(few)}. The best is chosen by the seeds that all have, and "
+                "differences are of seeds that both have."
+            )
 
 
 def _last_models(rows: Sequence[Row]) -> Iterator[str]:
@@ -227,17 +246,23 @@ def terminal(cases: Sequence[Case]) -> Group:
             table = Table(
                 box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1)
             )
+            names = [_in_lines(row[0]) for row in block.rows]
+            widest = max(len(line) for name in names for line in name.split("\n"))
             for i, title in enumerate(block.titles):
                 table.add_column(
-                    escape(title), justify="right" if i else "left", overflow="fold"
+                    escape(title),
+                    justify="right" if i else "left",
+                    overflow="fold",
+                    # Half of a name would be another name.
+                    no_wrap=i == 0 and widest <= WIDEST_NAME,
                 )
-            for row in block.rows:
-                table.add_row(*map(escape, (_in_lines(row[0]), *row[1:])))
+            for name, row in zip(names, block.rows, strict=True):
+                table.add_row(*map(escape, (name, *row[1:])))
             parts += [table, Text()]
     return Group(*parts, *(Text(note, style="dim") for note in notes(cases)))
 
 
-LONG_NAME = 24
+LONG_NAME, WIDEST_NAME = 24, 32
 
 
 def _in_lines(method: str) -> str:

@@ -87,6 +87,11 @@ class Case:
         """The fewest seeds of any method."""
         return min(len(row.seeds) for row in self.rows)
 
+    @property
+    def most_seeds(self) -> int:
+        """The most seeds of any method."""
+        return max(len(row.seeds) for row in self.rows)
+
 
 @dataclass(frozen=True)
 class RunOfMethod:
@@ -106,8 +111,13 @@ def make_case(settings: dict[str, Any], runs: Sequence[RunOfMethod]) -> Case:
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     name = f"personal_{first['metric']}"
+    seeds = [{run.summary["seed"] for run in listed} for listed in by_method.values()]
+    common = set.intersection(*seeds) or set.union(*seeds)
     means = {
-        method: mean([run.summary[name] for run in listed])
+        # By seeds that all have, if there are any: others may be luckier ones.
+        method: mean(
+            [run.summary[name] for run in listed if run.summary["seed"] in common]
+        )
         for method, listed in by_method.items()
     }
     choose = max if first["higher_is_better"] else min

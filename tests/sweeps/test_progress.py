@@ -69,6 +69,13 @@ def test_the_first_round_says_nothing_of_the_others() -> None:
     assert left(known, slow, run("waiting", kind="new")) == 16.0 + 50.0 + 9 * 2.0
 
 
+def test_first_rounds_say_nothing_of_later_parts() -> None:
+    slow = replace(run("playing", 2, 52.0), first=50.0)
+    said = headline(Progress([slow], 1), later=5)
+    assert "about 26.0 s left" in said
+    assert said.endswith("16.0 s for this part")
+
+
 def test_runs_of_one_round_have_no_other_pace() -> None:
     def once(found: RunProgress) -> RunProgress:
         return replace(found, run=found.run.model_copy(update={"rounds": 1}))

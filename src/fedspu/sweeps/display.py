@@ -146,9 +146,15 @@ def headline(found: Progress, what: str = "", later: float = 0.0) -> str:
 
 
 def _seconds_per_round(found: Progress) -> float:
-    """What a round of these runs took so far, with so many at once."""
-    rounds = sum(run.round for run in found.runs)
-    seconds = sum(run.seconds for run in found.runs)
+    """What a round of these runs took so far, with so many at once.
+
+    The first ones are left out, if there are others: they may compile code.
+    """
+    played = [(run.round - 1, run.seconds - run.first) for run in found.runs]
+    others = [one for one in played if one[0] > 0]
+    listed = others or [(run.round, run.seconds) for run in found.runs]
+    rounds = sum(number for number, _ in listed)
+    seconds = sum(took for _, took in listed)
     return seconds / max(1, rounds) / max(1, found.parallel)
 
 

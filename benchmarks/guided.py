@@ -3,8 +3,9 @@
     python -m benchmarks.guided play FOLDER DATA    # what results/ lacks
     python -m benchmarks.guided collect FOLDER      # finished runs, into results/
 
-Each method here is ``fedspu-plus`` but for which neurons a client trains, a share p of
-every layer as ever. ``benchmarks.beyond page`` puts the results into docs/beyond.md.
+Each method here is ``fedspu-plus`` as it was at first (clients finished by training
+their share of all layers), but for which neurons a client trains, a share p of every
+layer as ever. ``benchmarks.beyond page`` puts the results into docs/beyond.md.
 ``gradient`` is not at equal cost: it needs a full step for its choice, and is here to
 show what knowing more would bring.
 """
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.reproduction.playing import Folders, Part, collect, play
-from fedspu.methods import suggested_by
 from fedspu.methods.fedspu import in_global_context
 from fedspu.methods.method import Method, ModelState, Trained, Turn, local_epochs
 from fedspu.neurons.choose import choose_random, choose_top, num_active
@@ -170,13 +170,18 @@ PARTS = tuple(
     for alpha in ALPHAS
     for name in NAMES
 )
-ROUNDS = 200
+SETTINGS = {
+    "rounds": 200,
+    "method.finish": 10,
+    "server.average": "ema",
+    "wire.down": "bfloat16",
+}
+"""As in fedspu-plus at first."""
 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["play", folder, data]:
-            changes = {**suggested_by("fedspu-plus"), "rounds": ROUNDS}
-            play(Path(folder), Path(data), PARTS, FOLDERS, changes)
+            play(Path(folder), Path(data), PARTS, FOLDERS, SETTINGS)
         case ["collect", folder]:
             collect(Path(folder), FOLDERS)
         case _:

@@ -102,7 +102,7 @@ def test_every_method_plays_with_the_same_cohorts() -> None:
         entry: [
             sorted(done.answers)
             for done in play_all(
-                ready_for(entry, rounds=4, train__epochs=1, method__finish=0)
+                ready_for(entry, rounds=4, train__epochs=1, method__finish_last=0)
             ).rounds
         ]
         for entry in CATALOGUE

@@ -88,7 +88,7 @@ def test_a_saved_personal_model_is_the_run_s_in_every_method(
     tmp_path: Path, entry: Any
 ) -> None:
     given = {"method__name": entry.name, "method__reading": entry.reading}
-    run = saved(tmp_path / "run", method__finish=0, **given)
+    run = saved(tmp_path / "run", method__finish_last=0, **given)
     assert len(run.last.federation.last) < 6  # some never took part
     for client in range(6):
         found, expected = load(tmp_path / "run", client), run.personal_model(client)

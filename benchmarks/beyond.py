@@ -180,7 +180,7 @@ def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
 
 def gap_table(results: Sequence[Result]) -> PaperTable:
     """How far fedspu-plus is from the others, on the same clients, seed by seed."""
-    others = (PAPER, *FREE)
+    others = [m for m in (PAPER, *FREE) if any(is_method(r, m) for r in results)]
     rows: list[tuple[str, ...]] = []
     everything: dict[str, list[float]] = {other: [] for other in others}
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 TASKS_WITHOUT_CLASSES = frozenset({"language-model"})
 """Our tasks whose record has no strata, known here without PyTorch."""
 
+TASKS_WITH_LOG_SHARES = frozenset({"classification"})
+"""Our tasks whose record has log_shares, known here without PyTorch."""
+
 
 def resolve(
     given: Mapping[str, Any],
@@ -44,11 +47,16 @@ def resolve(
     flat = dict(flatten(given))
     wrong = _wrong_names(flat)
     data = str(flat.get("data.name", DataSettings().name))
-    suggested = _suggested_by_task(str(flat.get("task")), in_python, task)
+    task_name = str(flat.get("task", Settings.model_fields["task"].default))
+    if task is None and "task" not in in_python and is_place(task_name):
+        task = tasks.find_task(task_name)
+    suggested = _suggested_by_task(task_name, task)
     if data != FROM_MEMORY:
         suggested |= find_source(data)[0].defaults
     if "method" not in in_python:
         suggested |= suggested_by(str(flat.get("method.name")))
+        if not _has_log_shares(task_name, task):
+            suggested.pop("train.adjust_logits", None)
     try:
         settings = validated(
             {**suggested, **{n: v for n, v in flat.items() if n not in wrong}}
@@ -63,12 +71,15 @@ def resolve(
     return settings.model_copy(update={"method": check_options(settings.method)})
 
 
-def _suggested_by_task(
-    name: str, in_python: Collection[str], task: "Task | None"
-) -> dict[str, Any]:
+def _has_log_shares(name: str, task: "Task | None") -> bool:
+    """Whether a task says how frequent classes are; so logits can be adjusted."""
+    if task is None:
+        return name in TASKS_WITH_LOG_SHARES
+    return task.log_shares is not None
+
+
+def _suggested_by_task(name: str, task: "Task | None") -> dict[str, Any]:
     """Examples without classes cannot be divided by them."""
-    if task is None and "task" not in in_python and is_place(name):
-        task = tasks.find_task(name)
     has_none = name in TASKS_WITHOUT_CLASSES if task is None else task.strata is None
     return {"data.partition": "iid"} if has_none else {}
 

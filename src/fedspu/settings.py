@@ -187,6 +187,13 @@ class TrainSettings(Table):
         "balanced: in a client's training loss, rare classes among its own examples "
         "weigh more.",
     )
+    adjust_logits: bool = setting(
+        False,
+        "In a client's training loss, each class's score gets the logarithm of the "
+        "class's share among the client's own examples (logit adjustment). So the "
+        "server's model need not learn the shares; a client's own model has them in "
+        "its last bias.",
+    )
     augment: tuple[Literal["flip", "crop"], ...] = setting(
         (), "Random changes to training images: flip, crop."
     )
@@ -210,6 +217,15 @@ class TrainSettings(Table):
     def _listed(cls, value: Any) -> Any:
         """Also accept words separated by commas: flip,crop."""
         return value.split(",") if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _rare_classes_are_raised_once(self) -> "TrainSettings":
+        if self.adjust_logits and self.class_weights != "none":
+            raise ValueError(
+                f"train.adjust_logits = true with train.class_weights = "
+                f"{self.class_weights!r}: both make up for rare classes; switch one off"
+            )
+        return self
 
     @model_validator(mode="after")
     def _schedule_has_its_length(self) -> "TrainSettings":

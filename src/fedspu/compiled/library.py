@@ -264,7 +264,11 @@ def _signatures() -> Iterator[tuple[str, Any, list[Any]]]:
     yield "clamp_backward", None, [long, *[pointer] * 3]
     yield "chain_forward", None, [*[pointer] * 4, long, key, pointer]
     yield "chain_backward", None, [*[pointer] * 4, long, key]
-    yield "chain_epoch", ctypes.c_double, [*[pointer] * 8, long, pointer, key]
+    yield (
+        "chain_epoch",
+        ctypes.c_double,
+        [*[pointer] * 8, long, pointer, key, pointer],
+    )
     yield "chain_judge", None, [*[pointer] * 4, long, pointer]
     yield "scale_rows", None, [pointer, pointer, long, long, long, *[pointer] * 3]
     yield "add_blocks", integer, [pointer, long, ctypes.c_double, *[pointer] * 3]

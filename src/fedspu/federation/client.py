@@ -54,6 +54,7 @@ from fedspu.training.early_stopping import blended_loss, has_stopped
 from fedspu.training.epochs import LocalTraining, check_finite
 from fedspu.training.evaluation import Score, evaluate_each
 from fedspu.training.loading import seconds_of_loading
+from fedspu.training.logit_adjustment import with_offsets
 
 
 class Examples(Protocol):
@@ -161,7 +162,11 @@ class Client:
         local = turn.prepare(begin, "batches", _inside(active, begin))
         sent = plan.leaving(local.neurons.blocks(local.active))
         trained = answered(method, "train", method.train(turn, local), Trained)
-        own = replace(begin, state=trained.own) if method.keeps_own else None
+        own = None
+        if method.keeps_own:
+            offsets, two = local.offsets, turn.x[:2]
+            state = with_offsets(trained.own, offsets, local.model, two)
+            own = replace(begin, state=state)
         check_finite(trained.sent, local.settings)
         if trained.own is not trained.sent:
             check_finite(trained.own, local.settings)

@@ -6,7 +6,8 @@ last layer alone, for ``method.finish_last`` epochs: each at the run's learning 
 at a lower one, from the model as it came. It looks at each model half-way, too. Of
 these, and of the server's model as it came, it takes the three that are best on its
 validation examples, and keeps their mean; or its own model, if that is better than each
-of the three. Nothing is sent back.
+of the three. Nothing is sent back. With ``train.adjust_logits``, the model as it came
+has the client's own class shares in its last bias, and all others begin from there.
 
 Why a mean: a client has few validation examples, so which model is best is mostly
 chance. The mean of models that were trained from the same one is rarely worse than the
@@ -28,6 +29,7 @@ from fedspu.settings import Settings
 from fedspu.training.epochs import LocalTraining, train
 from fedspu.training.evaluation import Score
 from fedspu.training.last_layer import inputs_of_last_layer, train_last_layer
+from fedspu.training.logit_adjustment import with_offsets
 
 RATES = (1.0, 0.3)
 """The learning rates that are tried, as shares of train.lr."""
@@ -102,18 +104,21 @@ def _models(
     turn: Turn, method: Method, settings: Settings
 ) -> Iterator[tuple[State, float | None]]:
     """The server's model, and as trained; with each, the loss of its training."""
-    yield turn.merged, None
+    local = turn.prepare(ModelState(turn.merged), "finish")
+    begin = with_offsets(turn.merged, local.offsets, local.model, turn.x[:2])
+    yield begin, None
     chosen, active = settings.method, _trained(turn, method)
-    yield from _trained_further(turn, settings, chosen.finish, train, active)
+    yield from _trained_further(turn, settings, begin, chosen.finish, train, active)
     if chosen.finish_last:
-        local = turn.prepare(ModelState(turn.merged), "finish")
+        local = turn.prepare(ModelState(begin), "finish")
         run = partial(train_last_layer, inputs=inputs_of_last_layer(local))
-        yield from _trained_further(turn, settings, chosen.finish_last, run)
+        yield from _trained_further(turn, settings, begin, chosen.finish_last, run)
 
 
 def _trained_further(
     turn: Turn,
     settings: Settings,
+    begin: State,
     epochs: int,
     run: Callable[[LocalTraining], float],
     active: Active | None = None,
@@ -122,10 +127,10 @@ def _trained_further(
     half = (epochs + 1) // 2
     lengths = [n for n in (half, epochs - half) if n]
     for share in RATES if lengths else ():
-        local = turn.prepare(ModelState(turn.merged), "finish", active)
-        rate = {"lr": share * settings.train.lr}
+        local = turn.prepare(ModelState(begin), "finish", active)
+        changes = {"lr": share * settings.train.lr, "adjust_logits": False}
         for length in lengths:
-            changed = local.settings.model_copy(update={**rate, "epochs": length})
+            changed = local.settings.model_copy(update={**changes, "epochs": length})
             try:
                 loss = run(replace(local, settings=changed))
             except TrainingError:  # it overflowed: others may not

@@ -194,6 +194,8 @@ def check_choices(settings: Settings, method: Method, task: Task) -> None:
         )
     if settings.method.finishes:
         _check_finish(settings, method)
+    if settings.train.adjust_logits:
+        _check_adjusting(method)
     check_guard(settings, method)
     check_settings(settings, task)
 
@@ -219,6 +221,23 @@ def _check_finish(settings: Settings, method: Method) -> None:
         raise SettingsError(
             f"{given}: clients would choose a model by the examples they are tested "
             "on; set data.split to three-way"
+        )
+
+
+def _check_adjusting(method: Method) -> None:
+    """Refuse to adjust logits where a client's own model would be adjusted twice."""
+    why = ""
+    if method.ready is not None:
+        why = f"clients of {method.name} make their models ready in a way of their own"
+    elif method.keeps_own and not method.begins_anew:
+        why = (
+            f"clients of {method.name} go on from models of their own, which have "
+            "their shares already"
+        )
+    if why:
+        raise SettingsError(
+            f"train.adjust_logits = true: {why}; leave it out, or use fedspu with "
+            "method.context = 'global', fedspu-plus or fedavg"
         )
 
 

@@ -51,6 +51,7 @@ CATALOGUE: tuple[Entry, ...] = (
         reading="original",
         suggests={
             "method.finish_last": 40,
+            "train.adjust_logits": True,
             "server.average": "ema",
             "wire.down": "bfloat16",
         },

@@ -253,6 +253,15 @@ class Method:
         return self.keep is what_was_offered
 
     @property
+    def begins_anew(self) -> bool:
+        """Whether every turn begins with the server's whole model, and nothing else."""
+        return (
+            self.offer is all_neurons
+            and self.train is local_epochs
+            and self.stays is nothing_stays
+        )
+
+    @property
     def uses_capacity(self) -> bool:
         """Whether a client's p makes any difference."""
         is_whole = self.offer is None or self.offer is all_neurons

@@ -21,6 +21,11 @@ def check_settings(settings: Settings, task: Task) -> None:
         )
     if settings.train.class_weights != "none":
         _check_weights(settings.train.class_weights, task)
+    if settings.train.adjust_logits and task.log_shares is None:
+        raise SettingsError(
+            f"train.adjust_logits = true: the task {task.name} does not say how "
+            "frequent classes are (log_shares); leave it out"
+        )
 
 
 def check_partition(kind: str, task: Task) -> None:

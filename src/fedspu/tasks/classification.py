@@ -102,6 +102,19 @@ def _takes_weight(loss: Loss) -> bool:
     return takes_any or "weight" in arguments
 
 
+def log_shares(y: Tensor, num_classes: int) -> Tensor:
+    """The logarithm of each class's share of ``y``; a tenth of it is spread evenly.
+
+    So a class that is missing in ``y`` has a small share too, not none.
+    """
+    shares = torch.bincount(y, minlength=num_classes).double() / len(y)
+    return ((1 - EVENLY) * shares + EVENLY / num_classes).log()
+
+
+EVENLY = 0.1
+"""This part of all shares is the same for every class."""
+
+
 classification = Task(
     name="classification",
     loss=F.cross_entropy,
@@ -112,4 +125,5 @@ classification = Task(
     strata=_themselves,
     has_classes=True,
     weigh_classes=balanced,
+    log_shares=log_shares,
 )

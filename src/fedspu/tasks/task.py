@@ -99,6 +99,8 @@ class Task:
     ``make_targets`` makes targets from inputs, for data without targets.
     ``weigh_classes`` gives, for the task's loss, one in which all classes in some
     targets weigh equally; the loss then takes ``weight``, as PyTorch's own do.
+    ``log_shares`` gives, for a client's targets and a number of classes, the logarithm
+    of each class's share of them, to add to the class's score while training.
     ``can_augment``: targets stay right if training images are flipped or moved.
     """
 
@@ -113,6 +115,7 @@ class Task:
     has_classes: bool = False
     make_targets: Callable[[Tensor], Tensor] | None = None
     weigh_classes: Callable[[Loss, Tensor], Loss] | None = None
+    log_shares: Callable[[Tensor, int], Tensor] | None = None
     can_augment: bool = True
 
     def __post_init__(self) -> None:
@@ -131,7 +134,7 @@ class Task:
 
 
 MUST_ANSWER = ("loss", "targets", "num_outputs", "check_output", "count")
-MAY_ANSWER = ("strata", "make_targets", "weigh_classes")
+MAY_ANSWER = ("strata", "make_targets", "weigh_classes", "log_shares")
 
 
 def _refuse_uncallable(whose: str, name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedspu.settings import TrainSettings
 from fedspu.tasks.task import Loss, Task, checked_loss
 from fedspu.training.augmentation import Augmentation
 from fedspu.training.loading import load_optimizers
+from fedspu.training.logit_adjustment import Offsets, adjusted
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,21 @@ class LocalTraining:
 
     @property
     def loss(self) -> Loss:
-        """The loss to train with: the task's, with class weights if asked."""
+        """The loss to train with: the task's, with what settings ask for besides."""
         loss, weigh = self.task.loss, self.task.weigh_classes
         if self.settings.class_weights != "none" and weigh is not None:
             loss = weigh(loss, self.y)
+        if self.offsets is not None:
+            loss = adjusted(loss, self.offsets)
         return checked_loss(self.task, loss)
+
+    @property
+    def offsets(self) -> Offsets | None:
+        """What the training loss adds to the classes' scores, if anything."""
+        log_shares = self.task.log_shares
+        if not self.settings.adjust_logits or log_shares is None:
+            return None
+        return partial(log_shares, self.y)
 
     def with_epochs(self, epochs: int) -> "LocalTraining":
         """The same for another number of epochs."""
@@ -128,6 +140,7 @@ def _native(local: LocalTraining) -> Training | None:
         local.y,
         sgd,
         is_truncated=settings.gradient == "truncated",
+        offsets=local.offsets,
     )
 
 

@@ -55,7 +55,7 @@ class Masked:
         """One step; weight decay must not move what is frozen."""
         before = copy.deepcopy(dict(self.model.named_parameters()))
         optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(x.double()), y)
+        loss = F.cross_entropy(self.model(x.double()) + self.offsets, y)
         loss.backward()
         for name, parameter in self.model.named_parameters():
             assert parameter.grad is not None
@@ -69,14 +69,15 @@ class Masked:
         return float(loss.detach())
 
     clip = 0.0
+    offsets = torch.zeros(CLASSES)
 
 
 @pytest.mark.parametrize(
-    ("momentum", "decay", "clip", "p"),
-    list(product((0.0, 0.9), (0.0, 0.01), (0, 0.5), (0.4,))),
+    ("momentum", "decay", "clip", "p", "offset"),
+    list(product((0.0, 0.9), (0.0, 0.01), (0, 0.5), (0.4,), (0.0, 2.0))),
 )
 def test_fifty_steps_beside_plain_pytorch(
-    momentum: float, decay: float, clip: float, p: float
+    momentum: float, decay: float, clip: float, p: float, offset: float
 ) -> None:
     model = small_net()
     x, y = examples(SHAPE, 37)
@@ -86,7 +87,16 @@ def test_fifty_steps_beside_plain_pytorch(
     optimizer = torch.optim.SGD(
         slow.model.parameters(), lr=0.1, momentum=momentum, weight_decay=decay
     )
-    training = make_training(model, spans, x, y, Sgd(0.1, momentum, decay, clip), False)
+    slow.offsets = offset * torch.randn(CLASSES)
+    training = make_training(
+        model,
+        spans,
+        x,
+        y,
+        Sgd(0.1, momentum, decay, clip),
+        is_truncated=False,
+        offsets=(lambda _: slow.offsets) if offset else None,
+    )
     assert training is not None
     for epoch in range(17):
         order = torch.randperm(37, generator=torch.Generator().manual_seed(epoch))

@@ -60,8 +60,9 @@ static void copy_gradient(const Network& net, Work& work, const float* from, lon
 }
 
 // The sum of the losses; the gradient of their mean goes where the backward pass begins.
+// ``offsets``, one for each class, are added to the scores first, if there are any.
 static double cross_entropy(const Network& net, Work& work, const int64_t* y,
-                            const int64_t* order, long n) {
+                            const int64_t* order, long n, const float* offsets) {
   const Stage& s = net.last();
   StageMemory& m = *work.stages.back();
   const float share = 1.f / n;
@@ -69,13 +70,17 @@ static double cross_entropy(const Network& net, Work& work, const int64_t* y,
   for (long first = 0; first < n; first += LANES) {
     const float* z = m.out + first / LANES * s.out_group;
     float* d = m.grad + first / LANES * s.grad_group;
+    const auto score = [&](int c, int v) {
+      const Vec plain = load(z + c * LANES + v * WIDTH);
+      return offsets ? plain + all(offsets[c]) : plain;
+    };
     Vec top[HALVES], total[HALVES] = {};
-    for (int v = 0; v < HALVES; v++) top[v] = load(z + v * WIDTH);
+    for (int v = 0; v < HALVES; v++) top[v] = score(0, v);
     for (int c = 1; c < s.channels; c++)
-      for (int v = 0; v < HALVES; v++) top[v] = larger(top[v], load(z + c * LANES + v * WIDTH));
+      for (int v = 0; v < HALVES; v++) top[v] = larger(top[v], score(c, v));
     for (int c = 0; c < s.channels; c++)
       for (int v = 0; v < HALVES; v++) {
-        Vec e = exp_of(load(z + c * LANES + v * WIDTH) - top[v]);
+        Vec e = exp_of(score(c, v) - top[v]);
         total[v] += e;
         store(d + c * LANES + v * WIDTH, e);
       }
@@ -93,7 +98,7 @@ static double cross_entropy(const Network& net, Work& work, const int64_t* y,
       const int lane = i - first;
       const long label = y[order ? order[i] : i];
       loss += std::log(total[lane / WIDTH][lane % WIDTH]) + top[lane / WIDTH][lane % WIDTH] -
-              z[label * LANES + lane];
+              z[label * LANES + lane] - (offsets ? offsets[label] : 0.f);
       d[label * LANES + lane] -= share;
     }
   }
@@ -292,11 +297,12 @@ void chain_backward(const void* given, void* space, const Tensors* tensors, cons
 }
 
 // One step of SGD on the mean cross-entropy of each batch; returns the sum of all losses.
-// Batch i has the examples order[starts[i]] to order[starts[i + 1] - 1].
+// Batch i has the examples order[starts[i]] to order[starts[i + 1] - 1]. ``offsets`` may
+// be null.
 double chain_epoch(const void* given, void* space, const Tensors* tensors,
                    const Tensors* moments, const float* images, const int64_t* y,
                    const int64_t* order, const int64_t* starts, long batches, const Sgd* sgd,
-                   uint64_t key) {
+                   uint64_t key, const float* offsets) {
   const Network& net = *(const Network*)given;
   Work& work = *(Work*)space;
   double loss = 0;
@@ -307,7 +313,7 @@ double chain_epoch(const void* given, void* space, const Tensors* tensors,
     prepare(net, work, tensors);
     load_input(net, work, images, here, n);
     forward(net, work, tensors, n, own);
-    loss += cross_entropy(net, work, y, here, n);
+    loss += cross_entropy(net, work, y, here, n, offsets);
     const Update update{*sgd, moments};
     backward(net, work, tensors, n, own, &update);
     take_step(net, tensors, update);

@@ -35,6 +35,7 @@ from fedspu.methods.sub_model.fjord import first_neurons, fjord
 from fedspu.neurons.average import average_by_clients
 from fedspu.neurons.blocks import state_of
 from fedspu.neurons.layers import kind_of
+from fedspu.neurons.output_layer import output_layer
 from fedspu.neurons.table import Active, Axis, NeuronGroup, Neurons
 from fedspu.training.epochs import LocalTraining, cut, train
 
@@ -53,35 +54,17 @@ def with_output_rows(
     The output layer is a linear one whose output is what the model returns, and whose
     weight nothing else uses.
     """
-    given: dict[str, Tensor] = {}
-    hooks = [
-        layer.register_forward_hook(
-            lambda _, inputs, output, path=path: given.update({path: output})
-        )
-        for path, layer in model.named_modules()
-        if isinstance(layer, nn.Linear)
-    ]
-    modes = {layer: layer.training for layer in model.modules()}
-    try:
-        with torch.no_grad():
-            scores = model.eval()(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for layer, mode in modes.items():
-            layer.training = mode
-    for path, output in given.items():
-        layer = model.get_submodule(path)
-        weight = f"{path}.weight".lstrip(".")
-        uses = sum(
-            p is layer.weight for m in model.modules() for p in m.parameters(False)
-        )
-        is_free = weight in neurons.shapes and not neurons.positions(weight, 0)
-        if output is scores and uses == 1 and is_free:
-            names = [f"{path}.{name}".lstrip(".") for name in ("weight", "bias")]
-            axes = tuple(Axis(name, dim=0) for name in names if name in neurons.shapes)
-            rows = NeuronGroup(LABELS, scores.shape[1], axes, slim=False)
-            return model, replace(neurons, groups=(*neurons.groups, rows))
+    path = output_layer(model, example)
+    if path is None:
+        return model, neurons
+    layer = model.get_submodule(path)
+    names = [f"{path}.{name}".lstrip(".") for name in ("weight", "bias")]
+    uses = sum(p is layer.weight for m in model.modules() for p in m.parameters(False))
+    is_free = names[0] in neurons.shapes and not neurons.positions(names[0], 0)
+    if uses == 1 and is_free:
+        axes = tuple(Axis(name, dim=0) for name in names if name in neurons.shapes)
+        rows = NeuronGroup(LABELS, neurons.shapes[names[0]][0], axes, slim=False)
+        return model, replace(neurons, groups=(*neurons.groups, rows))
     return model, neurons
 
 

@@ -142,10 +142,21 @@ class Sgd:
 
 
 class Training:
-    """Epochs of SGD on the mean cross-entropy, in place."""
+    """Epochs of SGD on the mean cross-entropy, in place.
 
-    def __init__(self, network: Network, x: Tensor, y: Tensor, sgd: Sgd) -> None:
+    ``offsets``, one for each class, are added to the scores, if there are any.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        x: Tensor,
+        y: Tensor,
+        sgd: Sgd,
+        offsets: Tensor | None = None,
+    ) -> None:
         self.network, self.x, self.y, self.sgd = network, x, y, sgd
+        self.offsets = offsets
         self._kept = make_gradients(network)
         self.values = Values(network, grads=self._kept)
         self.moments = None
@@ -178,6 +189,7 @@ class Training:
                 _Sgd(self.sgd.lr, self.sgd.momentum, self.sgd.decay, self.sgd.clip)
             ),
             key,
+            None if self.offsets is None else self.offsets.data_ptr(),
         )
         self.network.give_back(work)
         self.network.count_batches(len(given))

@@ -278,8 +278,12 @@ def make_training(
     y: Tensor,
     sgd: Sgd,
     is_truncated: bool,
+    offsets: Callable[[int], Tensor] | None = None,
 ) -> Training | None:
-    """Epochs of SGD on the cross-entropy; None if they have to run in another way."""
+    """Epochs of SGD on the cross-entropy; None if they have to run in another way.
+
+    ``offsets`` gives what is added to the scores of so many classes.
+    """
     if find().library is None or not takes(x):
         return None
     if y.dtype != torch.int64 or y.dim() != 1 or len(y) != len(x):
@@ -294,7 +298,8 @@ def make_training(
         return None
     if len(network.output) != 1 or not _are_classes(y, network.output[0]):
         return None
-    return Training(network, x.contiguous(), y.contiguous(), sgd)
+    added = None if offsets is None else offsets(network.output[0]).float()
+    return Training(network, x.contiguous(), y.contiguous(), sgd, added)
 
 
 def _are_classes(y: Tensor, number: int) -> bool:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspu import State, state_of
+import fedspu
+from fedspu import state_of
 from fedspu.errors import SettingsError
 from fedspu.federation.server import Federation, TrainRequests
-from fedspu.methods.method import Memory
+from fedspu.methods.method import Memory, ModelState
 from fedspu.resolve import resolve
 from fedspu.tasks.classification import EVENLY, classification, log_shares
 from fedspu.tasks.regression import regression
@@ -65,10 +66,10 @@ def test_it_trains_as_a_model_with_the_shares_in_its_last_bias(active: Any) -> N
     loss = train(local(model, x, SKEWED, active, adjust_logits=True, **settings))
     bias = slow.get_parameter("fc2.bias")
     with torch.no_grad():
-        bias += added
+        bias.add_(added)
     wanted = train(local(slow, x, SKEWED, active, **settings))
     with torch.no_grad():
-        bias -= added
+        bias.sub_(added)
     assert loss == pytest.approx(wanted, rel=1e-12)
     for name, values in state_of(slow).items():
         torch.testing.assert_close(state_of(model)[name], values, rtol=0, atol=1e-12)
@@ -83,8 +84,9 @@ def test_compiled_code_and_pytorch_train_alike(p: float) -> None:
     states, losses = [], []
     for kernels in ("auto", "torch"):
         own = copy.deepcopy(model)
-        given = {"epochs": 3, "batch_size": 3, "lr": 0.1, "kernels": kernels}
-        losses.append(train(local(own, x, SKEWED, active, adjust_logits=True, **given)))
+        chosen: dict[str, Any] = {"epochs": 3, "batch_size": 3, "kernels": kernels}
+        adjusts = local(own, x, SKEWED, active, adjust_logits=True, **chosen)
+        losses.append(train(adjusts))
         states.append(state_of(own))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for name, values in states[0].items():
@@ -168,14 +170,9 @@ def test_a_client_keeps_its_shares_to_itself(build: Any) -> None:
     sent, own = reply.payload[bias], kept.own.state[bias]
     shares = log_shares(y, len(own))
     torch.testing.assert_close(own, sent + shares.float(), rtol=0, atol=1e-6)
-    for name, values in fedspu_extract(plan, reply.active, kept.own.state).items():
+    where = plan.travelling(reply.active)
+    for name, values in fedspu.extract(kept.own.state, where).items():
         assert name == bias or torch.equal(values, reply.payload[name])
-
-
-def fedspu_extract(plan: Any, active: Any, state: State) -> State:
-    import fedspu
-
-    return fedspu.extract(state, plan.travelling(active))
 
 
 def test_last_models_begin_with_the_client_s_shares() -> None:
@@ -185,8 +182,6 @@ def test_last_models_begin_with_the_client_s_shares() -> None:
     plan = ready.plan
     request = TrainRequests(Federation(3, plan.initial), ready.plan, 4, True)[2]
     bad = {name: torch.zeros_like(values) for name, values in plan.initial.items()}
-    from fedspu.methods.method import ModelState
-
     _, kept = client_of(ready).take_turn(request, Memory(ModelState(bad)))
     y = ready.examples.part(2, "train")[1]
     assert kept.own is not None
@@ -266,5 +261,5 @@ def test_an_output_that_is_wider_than_the_classes_is_adjusted_too() -> None:
     for ours, theirs in zip(model.parameters(), slow.parameters(), strict=True):
         assert theirs.grad is not None
         with torch.no_grad():
-            theirs -= theirs.grad
+            theirs.sub_(theirs.grad)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)

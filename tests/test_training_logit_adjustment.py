@@ -16,7 +16,7 @@ from fedspu.errors import SettingsError
 from fedspu.federation.server import Federation, TrainRequests
 from fedspu.methods.method import Memory, ModelState
 from fedspu.resolve import resolve
-from fedspu.tasks.classification import EVENLY, classification, log_shares
+from fedspu.tasks.classification import classification, log_shares
 from fedspu.tasks.regression import regression
 from fedspu.training.epochs import train
 from fedspu.training.logit_adjustment import with_offsets
@@ -50,8 +50,7 @@ def test_shares_add_up_to_one_and_none_is_nothing(y: list[int], classes: int) ->
     shares = log_shares(torch.tensor(y), classes).exp()
     assert float(shares.sum()) == pytest.approx(1)
     for label, share in enumerate(shares.tolist()):
-        evenly = EVENLY / classes
-        assert share == pytest.approx((1 - EVENLY) * y.count(label) / len(y) + evenly)
+        assert share == pytest.approx((y.count(label) + 1) / (len(y) + classes))
 
 
 # Training -----------------------------------------------------------------------------

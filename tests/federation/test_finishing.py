@@ -61,6 +61,10 @@ def slow_choice(ready: Prepared, before: Played, client: int) -> State:
     own = earlier.state if earlier else plan.initial
     travelling = {name: federation.global_state[name] for name in plan.neurons.shapes}
     last = {**own, **travelling}
+    if settings.train.adjust_logits:
+        counts = [1 + parts["train"][1].tolist().count(label) for label in range(3)]
+        bias = next(n for n in last if n.startswith(LAST) and n.endswith("bias"))
+        last[bias] = last[bias] + (torch.tensor(counts) / sum(counts)).log()
     found = [last]
     trained = plan.neurons.everything()
     if plan.method.uses_capacity:
@@ -145,14 +149,26 @@ def right(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
     return share, -float(F.cross_entropy(output, y))
 
 
+ADJUSTED: dict[str, Any] = {"train__adjust_logits": True}
+
+
 @pytest.mark.parametrize("build", [mlp, ConvNet])
 @pytest.mark.parametrize("finish", [FINISH, FINISH_LAST, FINISH | FINISH_LAST])
-@pytest.mark.parametrize("method", ["fedspu", "fedavg", "ditto"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "fedspu"},
+        {"method": "fedavg"},
+        {"method": "ditto"},
+        {"method": "fedspu", "method__context": "global", **ADJUSTED},
+        {"method": "fedavg", **ADJUSTED},
+    ],
+)
 def test_a_client_keeps_the_best_model_on_its_validation_examples(
-    build: Any, method: str, finish: dict[str, Any]
+    build: Any, given: dict[str, Any], finish: dict[str, Any]
 ) -> None:
-    before = play_all(prepared_for(build, method=method, seed=3))
-    ready = prepared_for(build, method=method, seed=3, **finish)
+    before = play_all(prepared_for(build, seed=3, **given))
+    ready = prepared_for(build, seed=3, **given, **finish)
     finished = play_all(ready)
     assert finished.federation.is_finished
     assert finished.federation.round == before.federation.round + 1
@@ -524,6 +540,7 @@ def test_a_decay_without_a_mean_is_refused() -> None:
 def test_fedspu_plus_sets_what_it_is_meant_to_be_used_with() -> None:
     settings = resolve({"method.name": "fedspu-plus"})
     assert settings.method.finish_last == 40
+    assert settings.train.adjust_logits
     assert (settings.server.average, settings.wire.down) == ("ema", "bfloat16")
     changed = resolve(
         {"method.name": "fedspu-plus", "method.finish_last": 0, "wire.down": "float32"}
@@ -532,3 +549,4 @@ def test_fedspu_plus_sets_what_it_is_meant_to_be_used_with() -> None:
     plain = resolve({})
     assert plain.method == MethodSettings()
     assert (plain.server.average, plain.wire.down) == ("last", None)
+    assert not plain.train.adjust_logits

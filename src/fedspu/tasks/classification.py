@@ -103,16 +103,12 @@ def _takes_weight(loss: Loss) -> bool:
 
 
 def log_shares(y: Tensor, num_classes: int) -> Tensor:
-    """The logarithm of each class's share of ``y``; a tenth of it is spread evenly.
+    """The logarithm of each class's share of ``y`` and of one more example of each.
 
-    So a class that is missing in ``y`` has a small share too, not none.
+    One more, so that no share is 0; this is Laplace's rule of succession.
     """
-    shares = torch.bincount(y, minlength=num_classes).double() / len(y)
-    return ((1 - EVENLY) * shares + EVENLY / num_classes).log()
-
-
-EVENLY = 0.1
-"""This part of all shares is the same for every class."""
+    counts = torch.bincount(y, minlength=num_classes).double() + 1
+    return (counts / counts.sum()).log()
 
 
 classification = Task(

@@ -36,9 +36,18 @@ from fedspu.reproduce.tables import PaperTable, Result
 from fedspu.sweeps.compare import compare
 
 OURS, PAPER = "fedspu-plus", "fedspu"
-FREE = ("fedavg@finish=10", "fedavg@finish_last=40@server.average=ema")
+PLAIN = "fedspu-plus@train.adjust_logits=false"
+"""As fedspu-plus was before it adjusted logits."""
+
+FREE = (
+    "fedavg@finish=10",
+    "fedavg@finish_last=40@server.average=ema@train.adjust_logits=true",
+)
 """Devices without limits: all train and send everything. They finish in full, or have
 all else that fedspu-plus has."""
+
+TUNED = (OURS, FREE[0], PAPER, PLAIN)
+"""The methods whose learning rate is picked."""
 
 FOLDERS: Folders = {
     "beyond-speech23": ("speech", False),
@@ -73,7 +82,7 @@ def tune(folder: Path, data: Path) -> None:
         scores = found.setdefault(dataset, {})
         methods = [
             labelled
-            for method in (OURS, PAPER, FREE[0])
+            for method in TUNED
             for rate in RATES[dataset]
             if (labelled := with_rate(method, rate)) not in scores
         ]
@@ -127,7 +136,7 @@ def all_parts() -> list[Part]:
     return [
         *parts((OURS, FREE[0], PAPER), (0,)),
         *parts((OURS, FREE[0], PAPER), (1, 2)),
-        *parts(FREE[1:], (0, 1, 2)),
+        *parts((*FREE[1:], PLAIN), (0, 1, 2)),
     ]
 
 
@@ -162,7 +171,7 @@ def shown(values: Sequence[float], sign: str = "") -> str:
 def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
     """How well each method does."""
     rows = []
-    for method in (OURS, *FREE, PAPER) if dataset in tried() else ():
+    for method in (OURS, PLAIN, *FREE, PAPER) if dataset in tried() else ():
         found = [scores(results, dataset, alpha, method) for alpha in ALPHAS]
         if not any(found):
             continue
@@ -180,7 +189,8 @@ def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:
 
 def gap_table(results: Sequence[Result]) -> PaperTable:
     """How far fedspu-plus is from the others, on the same clients, seed by seed."""
-    others = [m for m in (PAPER, *FREE) if any(is_method(r, m) for r in results)]
+    known = (PAPER, *FREE, PLAIN)
+    others = [m for m in known if any(is_method(r, m) for r in results)]
     rows: list[tuple[str, ...]] = []
     everything: dict[str, list[float]] = {other: [] for other in others}
 
@@ -275,7 +285,7 @@ def picks_table() -> PaperTable:
     """How well each method does with each learning rate, on validation examples."""
     rows = []
     for dataset, scores in tried().items():
-        for method in (OURS, FREE[0], PAPER):
+        for method in TUNED:
             cells = [
                 f"{100 * scores[label]:.1f} ({rate:g})"
                 for rate in RATES[dataset]

@@ -92,7 +92,7 @@ def tune(folder: Path, data: Path) -> None:
         settings = paper_settings(dataset, data) | {"rounds": TUNING_ROUNDS}
         compare(methods, settings, out=out, **TUNING)
         for r in results_in(out, dataset, with_stopping=False):
-            scores[r.method] = round(r.summary["personal_val_accuracy"], 4)
+            scores[r.method] = round(r.summary["personal_val_accuracy"], 6)
         PICKS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

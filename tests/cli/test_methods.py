@@ -27,6 +27,7 @@ def test_the_methods_are_listed(command: Command) -> None:
     # Name, reading, four answers, options, settings, reference.
     assert len(rows["local", "paper"]) == 9
     assert "method.finish_last = 40" in rows["fedspu-plus", "original"]["it sets"]
+    assert "adjust_logits = true" in rows["fedspu-plus", "original"]["it sets"]
     assert rows["fedavg", "paper"]["options"].startswith("method.finetune (default 0)")
     assert rows["local", "paper"]["options"] == ""
     plain = command("methods")

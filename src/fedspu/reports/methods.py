@@ -18,7 +18,10 @@ def method_rows(methods: Mapping[Entry, Method]) -> list[dict[str, str]]:
             "reading": method.reading,
             **dict(zip(COLUMNS, method.in_words, strict=True)),
             "options": "; ".join(_options(entry)),
-            "it sets": ", ".join(f"{n} = {v}" for n, v in entry.suggests.items()),
+            "it sets": ", ".join(
+                f"{name} = {str(value).lower()}"
+                for name, value in entry.suggests.items()
+            ),
             "from": method.reference,
         }
         for entry, method in methods.items()

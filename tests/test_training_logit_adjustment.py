@@ -1,6 +1,8 @@
 """Logit adjustment (``train.adjust_logits``): in training, in models, in a run."""
 
 import copy
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from fedspu.errors import SettingsError
 from fedspu.federation.server import Federation, TrainRequests
 from fedspu.methods.method import Memory, ModelState
 from fedspu.resolve import resolve
+from fedspu.settings import Settings
 from fedspu.tasks.classification import classification, log_shares
 from fedspu.tasks.regression import regression
 from fedspu.training.epochs import train
@@ -23,6 +26,7 @@ from fedspu.training.logit_adjustment import with_offsets
 from tests.oracles.federation import (
     ConvNet,
     client_of,
+    examples,
     named,
     plan_for,
     prepared_for,
@@ -246,6 +250,33 @@ def test_fedspu_plus_adjusts_logits_only_where_there_are_classes(task: str) -> N
     for own in (classification, regression):
         found = resolve(named(method="fedspu-plus"), ("task",), own)
         assert found.train.adjust_logits == (own is classification)
+
+
+def test_a_run_that_is_older_than_the_setting_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = named(method="fedspu-plus", train__adjust_logits=False)
+    given |= {"out": tmp_path / "run", "method.finish_last": 2}
+    simulate = partial(fedspu.simulate, model=ConvNet, data=examples())
+    whole = simulate({**given, "out": tmp_path / "whole"})
+
+    def stop(plan: Any, played: Any) -> None:
+        if played.federation.round == 2:
+            raise KeyboardInterrupt
+
+    written = Settings.to_toml
+    with monkeypatch.context() as before:
+        before.setattr(
+            Settings,
+            "to_toml",
+            lambda self: written(self).replace("adjust_logits = false\n", ""),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            simulate(given, watch=stop)
+    assert "adjust_logits" not in (tmp_path / "run/settings.toml").read_text()
+    resumed = fedspu.resume(tmp_path / "run", model=ConvNet, data=examples())
+    assert resumed.rounds == whole.rounds
+    assert not resumed.plan.settings.train.adjust_logits
 
 
 def test_an_output_that_is_wider_than_the_classes_is_adjusted_too() -> None:

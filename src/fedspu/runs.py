@@ -40,7 +40,7 @@ from fedspu.federation.storage.temporary import temporary_shelf
 from fedspu.methods.method import Memory, Method, Which
 from fedspu.neurons.table import Active, State
 from fedspu.prepare import Prepared, choose, dataset_for, fingerprint, prepare
-from fedspu.settings import Settings
+from fedspu.settings import Settings, known_fields
 from fedspu.settings_text import flatten
 from fedspu.tasks.task import Task
 
@@ -357,7 +357,11 @@ def _settings_of(
                 f"{saved.path} names code of its own ({name} = {place!r}), which would "
                 "be run; if you trust it, add --trust (in Python: trust=True)"
             )
-    return found
+    # A setting that is newer than the run is as it was then, whatever its method or
+    # data set suggests today.
+    known = {name: entry.default for name, entry in known_fields()}
+    defaults = {n: v for n, v in known.items() if isinstance(v, str | int | float)}
+    return {**defaults, **dict(flatten(found))}
 
 
 def _more(rounds: int, settings: Mapping[str, Any]) -> int:

@@ -1,14 +1,17 @@
 import json
 import re
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fedspu.engines.machine import peak_rss_bytes
 from fedspu.federation.engine import Facts
 from fedspu.federation.plan import Plan
 from fedspu.federation.record import (
+    BEYOND_PAPER,
     COSTS,
     TIMES,
     label,
@@ -19,7 +22,9 @@ from fedspu.federation.record import (
 from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
 from fedspu.federation.values import Values
-from fedspu.settings import MethodSettings
+from fedspu.methods.options import FedSPUOptions
+from fedspu.reports.tables import run_table
+from fedspu.settings import MethodSettings, known_fields
 from tests.oracles.federation import Played, mlp, plan_for, play_all, prepared_for
 
 Record = dict[str, list[dict[str, Any]]]
@@ -179,6 +184,50 @@ def test_missing_and_refused_turns_are_counted_in_the_summary() -> None:
     said = list(what_was_lost(found, told))
     assert re.search(r"^2 .* used \(round \d+, client 2: why\); rounds\.jsonl", said[1])
     assert [text.split()[0] for text in said] == ["4", "2", "10", "6"]
+
+
+@pytest.mark.parametrize(
+    ("given", "departs"),
+    [
+        ({}, {}),
+        ({"method": "hermes", "data__alpha": 5.0, "rounds": 2}, {}),
+        ({"train__augment": ["flip"]}, {"train.augment": ["flip"]}),
+        (
+            {"method__context": "global", "server__average": "ema"},
+            {"method.context": "global", "server.average": "ema"},
+        ),
+        (
+            {"method": "fedspu-plus"},
+            {
+                "method.finish_last": 40,
+                "server.average": "ema",
+                "train.adjust_logits": True,
+                "wire.down": "bfloat16",
+            },
+        ),
+    ],
+)
+def test_a_summary_names_the_settings_that_depart_from_the_paper(
+    given: dict[str, Any], departs: dict[str, Any]
+) -> None:
+    plan = plan_for(**given)
+    done = Round(Federation(0, plan.initial), {}, scores=Scores())
+    summary = summary_of(plan, done, [])
+    assert summary["beyond_paper"] == departs
+    table = StringIO()
+    Console(file=table, width=300).print(run_table(summary))
+    for name, value in departs.items():
+        assert f"{name} = {json.dumps(value)}" in table.getvalue()
+    assert ("beyond the paper" in table.getvalue()) == bool(departs)
+
+
+def test_all_settings_that_depart_from_the_paper_are_off_by_default() -> None:
+    defaults = {name: entry.default for name, entry in known_fields()}
+    defaults["method.context"] = FedSPUOptions().context
+    assert {name: defaults[name] for name in BEYOND_PAPER} == {
+        **BEYOND_PAPER,
+        "train.augment": (),
+    }
 
 
 def test_the_engine_s_facts_are_in_the_summary() -> None:

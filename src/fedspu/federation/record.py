@@ -18,7 +18,8 @@ from fedspu.federation.rounds import Round, Scores
 from fedspu.federation.server import Federation
 from fedspu.federation.values import Values
 from fedspu.methods import suggested_by
-from fedspu.settings import MethodSettings
+from fedspu.settings import MethodSettings, Settings
+from fedspu.settings_text import flatten
 
 COSTS = ("bytes_initial", "bytes_down", "bytes_up", "index_bytes")
 TIMES = ("train_seconds", "train_cpu_seconds", "critical_seconds", "wall_seconds")
@@ -164,6 +165,7 @@ def summarise(
         "alpha": settings.data.alpha,
         "split": settings.data.split,
         "early_stopping": settings.early_stopping.on,
+        "beyond_paper": beyond_paper(settings),
         "seed": settings.seed,
         "rounds_played": played,
         "stopped_clients": len(federation.stopped),
@@ -222,6 +224,35 @@ def what_was_lost(
             f"{lost} times a client could not be judged, and its score is an older "
             f"one, or none; {where}"
         )
+
+
+BEYOND_PAPER = {
+    "method.finish": 0,
+    "method.finish_last": 0,
+    "method.context": "own",
+    "norm.policy": "aggregate",
+    "server.average": "last",
+    "server.optimizer": "none",
+    "train.adjust_logits": False,
+    "train.augment": [],
+    "train.class_weights": "none",
+    "train.clip": 0.0,
+    "train.gradient": "exact",
+    "train.schedule": "constant",
+    "wire.down": None,
+    "wire.values": "float32",
+}
+"""Settings that change what a method learns, and their values in the paper."""
+
+
+def beyond_paper(settings: Settings) -> dict[str, Any]:
+    """The settings with which a run departs from the paper, by name."""
+    given = dict(flatten(settings.model_dump(mode="json")))
+    return {
+        name: given[name]
+        for name, of_paper in BEYOND_PAPER.items()
+        if given.get(name, of_paper) != of_paper
+    }
 
 
 def _why(rounds: Sequence[Mapping[str, Any]], what: str) -> str:

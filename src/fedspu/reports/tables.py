@@ -1,6 +1,7 @@
 """Tables of one run, for a terminal."""
 
 from collections.abc import Mapping, Sequence
+from json import dumps
 from typing import Any
 
 from rich import box
@@ -81,6 +82,9 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         )
     elif "guard" in summary:
         table.add_row("guard", summary["guard"], "against hostile clients")
+    if beyond := summary.get("beyond_paper"):
+        given = (f"{name} = {dumps(value)}" for name, value in beyond.items())
+        table.add_row("beyond the paper", "", ", ".join(given))
     if summary["split"] == "paper":
         table.add_row(
             "note", "", "validation and test examples are the same, as in the paper"

@@ -150,6 +150,7 @@ def test_laws_are_left_out_for_few_methods_and_on_purpose() -> None:
         ("train.clip", 0.1),
         ("train.augment", ["flip", "crop"]),
         ("train.class_weights", "balanced"),
+        ("wire.down", "float16"),
         ("train.schedule", "cosine"),
         ("early_stopping.patience", 2),
         ("clients.per_round", 4),

@@ -1,5 +1,7 @@
 """The laws hold, and bite, in every form of ``wire.values``."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from fedspu.conformance.nets import ConvNet, made_examples, mlp
 from fedspu.federation import messages
 from fedspu.federation.messages import Way
 from fedspu.federation.plan import Plan
-from fedspu.methods import all_methods
+from fedspu.methods import all_methods, suggested_by
 from tests.conformance.catching import BYTES, IDLE, LEAVES, MEAN, MERGED, assert_caught
 
 METHODS = {f"{entry.name}-{entry.reading}": m for entry, m in all_methods().items()}
@@ -36,6 +38,15 @@ def test_methods_obey_the_laws_where_there_are_norms(method: str) -> None:
 def test_the_laws_hold_with_a_server_s_optimizer(form: str) -> None:
     settings = {"wire.values": form, "server.optimizer": "momentum"}
     check(METHODS["fedspu-paper"], mlp, made_examples(), settings=settings)
+
+
+@pytest.mark.parametrize("build", [mlp, ConvNet])
+def test_fedspu_plus_obeys_the_laws_with_all_that_it_sets(build: Any) -> None:
+    settings = dict(suggested_by("fedspu-plus"))
+    assert settings["wire.down"] == "bfloat16"
+    # A last model is made after the rounds that the laws look at.
+    del settings["method.finish_last"]
+    check("fedspu-plus", build, made_examples(), settings=settings)
 
 
 def down(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -290,9 +290,12 @@ def _engine(make: MakeEngine) -> str:
 
 
 def _from_what_travels(ready: Prepared) -> Prepared:
-    """The same run from a w0 of values that ``wire.values`` does not round."""
+    """The same run from a w0 of values that are not rounded on their way."""
     plan = ready.plan
-    w0 = {name: as_received(plan, name, v) for name, v in plan.initial.items()}
+    w0 = {
+        name: as_received(plan, name, as_received(plan, name, v, "down"), "up")
+        for name, v in plan.initial.items()
+    }
     return replace(ready, plan=replace(plan, initial=w0))
 
 

@@ -10,7 +10,7 @@ from fedspu.conformance.entries import (
     is_active,
 )
 from fedspu.conformance.recording import RecordedTraining, RecordedTurn, Recording
-from fedspu.federation.messages import Packet, TrainReply
+from fedspu.federation.messages import Packet, TrainReply, Way
 from fedspu.federation.plan import Plan
 from fedspu.neurons.table import Active, State
 
@@ -82,21 +82,24 @@ def sent_at_full_size(run: Recording, turn: RecordedTurn) -> State:
     return model_at_full_size(run, turn, training_of(turn).sent)[0]
 
 
-def bytes_at(run: Recording, state: State, active: Active) -> bytes:
+def bytes_at(run: Recording, state: State, active: Active, way: Way) -> bytes:
     """The travelling entries of the active neurons as they are sent, in order."""
     return b"".join(
-        as_bytes(as_sent(run.plan, name, state[name][are_active(run, active, name)]))
+        as_bytes(_as_sent(run.plan, name, state[name][inside], way))
         for name in travelling(run.plan)
+        for inside in [are_active(run, active, name)]
     )
 
 
-def as_sent(plan: Plan, name: str, values: Tensor) -> Tensor:
-    """The values of a tensor, rounded as ``wire.values`` says."""
+def _as_sent(plan: Plan, name: str, values: Tensor, way: Way) -> Tensor:
+    """The values of a tensor, rounded as ``wire.values`` and ``wire.down`` say."""
     if values.dtype != torch.float32 or name in plan.neurons.statistics:
         return values
-    return values.to(getattr(torch, plan.settings.wire.values))
+    wire = plan.settings.wire
+    form = wire.values if way == "up" or wire.down is None else wire.down
+    return values.to(getattr(torch, form))
 
 
-def as_received(plan: Plan, name: str, values: Tensor) -> Tensor:
+def as_received(plan: Plan, name: str, values: Tensor, way: Way) -> Tensor:
     """The values of a tensor, as whoever they are sent to reads them."""
-    return as_sent(plan, name, values).to(values.dtype)
+    return _as_sent(plan, name, values, way).to(values.dtype)

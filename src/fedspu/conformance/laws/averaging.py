@@ -115,7 +115,7 @@ def _arrived_at_full_size(run: Recording, turn: RecordedTurn) -> State:
     The entries that did not go back mean nothing.
     """
     sent = sent_at_full_size(run, turn)
-    return {name: as_received(run.plan, name, values) for name, values in sent.items()}
+    return {name: as_received(run.plan, name, v, "up") for name, v in sent.items()}
 
 
 def _weighs_by_examples(combine: Callable[[State], Accumulator]) -> bool | None:

@@ -25,7 +25,7 @@ from fedspu.conformance.recorded_turns import (
     up_of,
 )
 from fedspu.conformance.recording import RecordedTraining, RecordedTurn, Recording
-from fedspu.federation.messages import TrainReply, pack_reply
+from fedspu.federation.messages import Packet, TrainReply, Way, pack_reply
 from fedspu.federation.record import COSTS
 from fedspu.federation.server import EMA, MEAN, SQUARE
 from fedspu.neurons.table import Active
@@ -36,7 +36,8 @@ def what_came_is_where_it_belongs(case: Case) -> None:
     """A client begins from its own model, updated with what it was sent.
 
     Its own model is w0 at first, and stays w0 in methods whose clients keep no model.
-    What it was sent may be rounded (``wire.values``); all else is bit for bit its own.
+    What it was sent may be rounded (``wire.values``, ``wire.down``); all else is bit
+    for bit its own.
     """
     run = played_to_its_end(case.usual)
     for turn in run.turns:
@@ -51,7 +52,7 @@ def what_came_is_where_it_belongs(case: Case) -> None:
         server = run.federations[turn.round - 1].global_state
         for name in travelling(run.plan) if offer else ():
             inside = are_active(run, offered(turn), name)
-            came = as_received(run.plan, name, server[name])
+            came = as_received(run.plan, name, server[name], "down")
             wanted[name] = torch.where(inside, came, wanted[name])
         begin, exists = model_at_full_size(run, turn, training_of(turn).begin)
         if wrong := first_difference(begin, wanted, exists):
@@ -115,7 +116,7 @@ def _account_for_request(run: Recording, turn: RecordedTurn) -> None:
     server = run.federations[turn.round - 1].global_state
     wanted = b""
     if turn.request.offer is not None:
-        wanted = bytes_at(run, server, offered(turn))
+        wanted = bytes_at(run, server, offered(turn), "down")
     if turn.down.values != wanted:
         raise Broken(
             f"{who} has {len(turn.down.values)} bytes of values that are not the "
@@ -164,7 +165,7 @@ def _account_for_reply(run: Recording, turn: RecordedTurn, reply: TrainReply) ->
         return
     wanted = b""
     if reply.active is not None:
-        wanted = bytes_at(run, sent_at_full_size(run, turn), reply.active)
+        wanted = bytes_at(run, sent_at_full_size(run, turn), reply.active, "up")
         _same_neurons(who, run, turn, reply.active)
     if len(up.values) != len(wanted):
         raise Broken(
@@ -199,11 +200,12 @@ def bytes_reported_are_bytes_sent(case: Case) -> None:
     """The bytes that engines, records and summaries report are those of the packets."""
     run = played_to_its_end(case.stopping)
     for turn in run.turns:
-        for packet, state, active in (
-            (turn.down, run.initial, turn.request.offer and offered(turn)),
-            (up_of(turn), run.initial, arrived(turn).active),
-        ):
-            wanted = len(bytes_at(run, state, active)) if active else 0
+        packets: tuple[tuple[Packet, Active | None, Way], ...] = (
+            (turn.down, offered(turn) if turn.request.offer else None, "down"),
+            (up_of(turn), arrived(turn).active, "up"),
+        )
+        for packet, active, way in packets:
+            wanted = len(bytes_at(run, run.initial, active, way)) if active else 0
             if len(packet.values) != wanted:
                 raise Broken(
                     f"in round {turn.round} a packet of client {turn.client} has "

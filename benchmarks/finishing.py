@@ -4,11 +4,12 @@
     python -m benchmarks.finishing table FILE [FILE ...]
     python -m benchmarks.finishing cost                          # of a device
 
-Each client of a finished run gets the server's model and trains it further in several
-ways. For several sets of the models that this makes, a client takes the best 1, 3 or 5
-of a set on its *validation* examples. The table says how well their mean does on its
-*test* examples, and, for the mean of three, also by capacity. Unlike in a run, the
-client's own model is not among them.
+Each client of a finished run gets the server's model (with its own class shares, if the
+run adjusted logits) and trains it further in several ways. For several sets of the
+models that this makes, a client takes the best 1, 3 or 5 of a set on its *validation*
+examples. The table says how well their mean does on its *test* examples, and, for the
+mean of three, also by capacity. Unlike in a run, the client's own model is not among
+them.
 
 ``share``: a client trains its share p of every layer's neurons, drawn once for all
 epochs (``method.finish``). ``anew``: it draws them again for every epoch; a step costs
@@ -48,6 +49,7 @@ from fedspu.tasks import find_task
 from fedspu.training.epochs import LocalTraining, train
 from fedspu.training.evaluation import Score, evaluate_each
 from fedspu.training.last_layer import inputs_of_last_layer, train_last_layer
+from fedspu.training.logit_adjustment import with_offsets
 
 Draw = Literal["share", "anew", "last"]
 RATES = (1.0, 0.3, 0.1)
@@ -134,10 +136,15 @@ def _models(
     p: float,
 ) -> Iterator[tuple[Key, State]]:
     """All models that the client makes of the server's; none after one overflows."""
-    yield CAME, saved.federation.shown_state
+    came = saved.federation.shown_state
+    usual = _prepare(saved, client, examples, 1.0, came)
+    begin = with_offsets(came, usual.offsets, usual.model, examples[0][:2])
+    yield CAME, begin
     for draw in get_args(Draw):
         for rate in RATES:
-            local = _prepare(saved, client, examples, rate)
+            local = _prepare(saved, client, examples, rate, begin)
+            plain = local.settings.model_copy(update={"adjust_logits": False})
+            local = replace(local, settings=plain)
             inputs = inputs_of_last_layer(local) if draw == "last" else None
             for epoch in range(LENGTHS[draw][-1]):
                 if draw == "anew" or epoch == 0:
@@ -157,11 +164,12 @@ def _prepare(
     client: int,
     examples: tuple[torch.Tensor, torch.Tensor],
     rate: float,
+    begin: State,
 ) -> LocalTraining:
-    """The server's model, ready for one epoch at a time."""
+    """A model that is trained for one epoch at a time."""
     plan, t = saved.plan, saved.federation.round
     model = plan.build()
-    load_state(model, saved.federation.shown_state)
+    load_state(model, begin)
     settings = plan.train_settings(t)
     return LocalTraining(
         model,

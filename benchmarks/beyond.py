@@ -165,7 +165,7 @@ def shown(values: Sequence[float], sign: str = "") -> str:
     if not values:
         return "-"
     half = half_interval(values)
-    return f"{mean(values):{sign}.1f}" + ("" if half is None else f" ± {half:.1f}")
+    return f"{mean(values):{sign}z.1f}" + ("" if half is None else f" ± {half:.1f}")
 
 
 def score_table(results: Sequence[Result], dataset: Dataset) -> PaperTable:

@@ -165,10 +165,12 @@ gradient = _method("gradient", steepest)
 NAMES = ("rolling", "oldest", "moving", "far", "gradient")
 ALPHAS = (0.1, 1.0)
 FOLDERS: Folders = {"guided-cifar10": ("cifar10", False)}
+RANDOM = "fedspu@context=global"
+METHODS = (RANDOM, *(f"benchmarks.guided:{name}" for name in NAMES))
 PARTS = tuple(
-    Part("guided-cifar10", (f"benchmarks.guided:{name}",), alphas=(alpha,))
+    Part("guided-cifar10", (method,), alphas=(alpha,))
     for alpha in ALPHAS
-    for name in NAMES
+    for method in METHODS
 )
 SETTINGS = {
     "rounds": 200,
